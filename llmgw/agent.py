@@ -1,0 +1,306 @@
+"""The agent: the shell around `core.node` on one machine.
+
+It feeds the brain what happens (commands from the log, engines, samples, time, signals), stores
+what the brain must remember together with the events it publishes in one transaction, and only
+then carries out the other effects. It goes on without the log: events wait in the outbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import time
+
+import anyio
+import msgspec
+import structlog
+
+from llmgw import __version__, wire
+from llmgw.core import events as e
+from llmgw.core import stimuli as s
+from llmgw.core.commands import SetAssignments
+from llmgw.core.node import Memory, NodeMachine, Policy
+from llmgw.core.records import Record
+from llmgw.core.telemetry import NodeSample
+from llmgw.errors import DataFolderError, LlmgwError, LogUnreachable
+from llmgw.folder import held
+from llmgw.hardware.host import boot_id
+from llmgw.log.base import LogRewound, Message
+from llmgw.log.jetstream import JetStreamLog, connect
+from llmgw.outbox import Outbox, open_outbox
+from llmgw.sample import Sampler, now
+from llmgw.settings import Settings, nats_url
+from llmgw.supervise import Supervisor
+
+TICK_SECONDS = 0.1
+RETRY_SECONDS = 1.0
+LAST_WORDS_SECONDS = 5.0
+
+log = structlog.get_logger()
+
+
+class Agent:
+    """One running agent. Made and run by `run_agent`."""
+
+    def __init__(self, settings: Settings, outbox: Outbox, machine: NodeMachine) -> None:
+        self._settings = settings
+        self._outbox = outbox
+        self._machine = machine
+        self._session = secrets.token_hex(4)
+        self._number = 0
+        self._inputs: asyncio.Queue[s.Input] = asyncio.Queue()
+        self._queued = asyncio.Event()
+        self._left = asyncio.Event()
+        self._log: JetStreamLog | None = None
+        self._connected = asyncio.Event()
+
+    async def run(self, identity: str, rebooted: bool, stop_engines: bool) -> None:
+        """Run until the brain says that the agent may leave."""
+        settings = self._settings
+        async with anyio.create_task_group() as tasks:
+            folder = settings.data / "agent" / "engines"
+            self._supervisor = Supervisor(
+                identity, folder, settings.host, settings, tasks, self._inputs.put_nowait
+            )
+            sampler = Sampler(
+                settings,
+                self._session,
+                self._inputs.put_nowait,
+                self._send_sample,
+                self._supervisor.own_pids,
+            )
+            inventory = await sampler.first_look()
+            found = await self._supervisor.find(_started(self._machine.memory))
+            self._inputs.put_nowait(s.AgentStarted(found, rebooted, inventory))
+            for loop in (
+                self._think,
+                self._tick,
+                self._connect,
+                self._send_events,
+                self._follow_commands,
+                sampler.measure,
+                sampler.beat,
+            ):
+                tasks.start_soon(loop)
+            tasks.start_soon(self._hear_signals, stop_engines)
+            await self._left.wait()
+            await self._say_last_words()
+            tasks.cancel_scope.cancel()
+        await self._supervisor.close()
+        if self._log is not None:
+            await self._log.close()
+
+    # --- the brain ---------------------------------------------------------------------------
+
+    async def _think(self) -> None:
+        while True:
+            fact = await self._inputs.get()
+            effects = self._machine.handle(fact, time.monotonic())
+            if not effects and isinstance(fact, s.ClockTicked):
+                continue
+            await self._remember([f.event for f in effects if isinstance(f, s.Publish)])
+            for effect in effects:
+                if isinstance(effect, s.Leave):
+                    self._left.set()
+                elif not isinstance(effect, s.Publish):
+                    await self._supervisor.carry_out(effect)
+
+    async def _remember(self, events: list[e.Event]) -> None:
+        """Store memory and events in one transaction; wait for room rather than forget."""
+        keep = {"memory": msgspec.json.encode(self._machine.memory)}
+        messages = [self._encode(event) for event in events]
+        while True:
+            try:
+                await self._outbox.commit(keep, messages)
+                break
+            except DataFolderError as error:
+                log.warning("agent_cannot_remember", reason=str(error))
+                await anyio.sleep(RETRY_SECONDS)
+        if messages:
+            self._queued.set()
+
+    def _encode(self, event: e.Event) -> wire.Outgoing:
+        self._number += 1
+        log.info(event.wire.replace(".", "_"), **_told(event))
+        return wire.encode_event(
+            self._settings.cluster,
+            event,
+            node=self._settings.node,
+            session=self._session,
+            number=self._number,
+            time=now(),
+        )
+
+    async def _tick(self) -> None:
+        while True:
+            await anyio.sleep(TICK_SECONDS)
+            self._inputs.put_nowait(s.ClockTicked())
+
+    async def _hear_signals(self, stop_engines: bool) -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                log.info("agent_leaving", signal=number.name, stop_engines=stop_engines)
+                self._inputs.put_nowait(s.ShutdownRequested(stop_engines))
+
+    # --- the log -----------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        """Find the log, however long it takes, and notice when it is not the one of before."""
+        while True:
+            try:
+                settings = self._settings
+                found = await connect(
+                    nats_url(settings), settings.cluster, name=f"agent {settings.node}"
+                )
+                await self._check_same_log(found)
+            except LlmgwError as error:
+                log.warning("log_unreachable", reason=str(error))
+                await anyio.sleep(RETRY_SECONDS)
+            else:
+                self._log = found
+                self._connected.set()
+                return
+
+    async def _reached(self) -> JetStreamLog:
+        await self._connected.wait()
+        assert self._log is not None
+        return self._log
+
+    async def _check_same_log(self, found: JetStreamLog) -> None:
+        """Have the brain start over with a log that it does not know."""
+        created = str((await found.bounds()).created_ns).encode()
+        known = await self._outbox.kept("log_created")
+        if known is not None and known != created:
+            log.warning("log_replaced", known=known.decode(), found=created.decode())
+            self._inputs.put_nowait(s.LogReplaced())
+        if known != created:
+            await self._outbox.commit({"log_created": created})
+
+    async def _send_events(self) -> None:
+        """Send what waits, in order, again and again until the log has it."""
+        found = await self._reached()
+        while True:
+            self._queued.clear()
+            waiting = await self._outbox.waiting()
+            if not waiting:
+                await self._queued.wait()
+                continue
+            try:
+                await found.append_many([w.message for w in waiting])
+                await self._outbox.sent(w.place for w in waiting)
+            except LlmgwError as error:
+                log.warning("events_wait", reason=str(error), at_least=len(waiting))
+                await anyio.sleep(RETRY_SECONDS)
+
+    async def _follow_commands(self) -> None:
+        found = await self._reached()
+        while True:
+            try:
+                await self._take_commands(found)
+            except LogRewound as error:
+                log.warning("log_rewound", reason=str(error))
+                await self._check_same_log(found)
+                self._inputs.put_nowait(s.LogReplaced())
+            except LogUnreachable as error:
+                log.warning("commands_unreachable", reason=str(error))
+            await anyio.sleep(RETRY_SECONDS)
+
+    async def _take_commands(self, found: JetStreamLog) -> None:
+        """Feed commands to the brain; of those that waited only the newest is acted upon."""
+        subject = wire.command_subject(self._settings.cluster, self._settings.node)
+        newest = await found.last(subject)
+        newest_sequence = newest.sequence if newest is not None else 0
+        newest_revision = _revision(newest) if newest is not None else 0
+        memory = self._machine.memory
+        start = memory.command_sequence + 1 if memory.command_sequence else newest_sequence
+        batches = found.follow(max(start, 1), subjects=[subject])
+        async with contextlib.aclosing(batches):  # type: ignore[type-var]
+            async for batch in batches:
+                for message in batch:
+                    record = wire.decode(
+                        message.sequence, message.time_ns, message.subject, message.payload
+                    )
+                    stale = message.sequence < newest_sequence
+                    self._take_command(record, newest_revision if stale else None)
+
+    def _take_command(self, record: Record, superseded_by: int | None) -> None:
+        body = record.body
+        if isinstance(body, SetAssignments) and body.node == self._settings.node:
+            self._inputs.put_nowait(s.CommandReceived(record.sequence, body, superseded_by))
+        else:
+            log.error("command_unreadable", sequence=record.sequence, body=repr(body)[:300])
+
+    async def _send_sample(self, sample: NodeSample) -> None:
+        if self._log is not None:
+            message = wire.encode_sample(self._settings.cluster, sample, time=now())
+            await self._log.publish_sample(message.subject, message.payload)
+
+    async def _say_last_words(self) -> None:
+        """Give the last events a moment to reach the log; what does not stays in the outbox."""
+        with anyio.move_on_after(LAST_WORDS_SECONDS):
+            while self._log is not None and await self._outbox.waiting(1):  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+
+
+def _started(memory: Memory) -> dict[s.Start, int]:
+    """Return the process ids of the engines that are remembered."""
+    return {
+        s.Start(_key(name), part.generation, part.attempt): part.pid
+        for name, part in memory.parts.items()
+        if part.pid is not None
+    }
+
+
+def _revision(message: Message) -> int:
+    record = wire.decode(message.sequence, message.time_ns, message.subject, message.payload)
+    return record.body.revision if isinstance(record.body, SetAssignments) else 0
+
+
+def _told(event: e.Event) -> dict[str, object]:
+    """Return what an event says in the agent's own log: its plain values, long ones left out."""
+    values = msgspec.structs.asdict(event)
+    return {k: v for k, v in values.items() if isinstance(v, str | int | float) and k != "output"}
+
+
+def policy_of(settings: Settings) -> Policy:
+    """Return the brain's numbers that can be set."""
+    ports = settings.ports
+    return Policy(first_port=ports[0], last_port=ports[-1], address=settings.host)
+
+
+async def run_agent(settings: Settings, *, stop_engines: bool = False) -> None:
+    """Run the agent of this machine until it is told to leave (SIGTERM, SIGINT).
+
+    With `stop_engines` its engines end first; else they go on, and the next agent adopts them.
+    Raises `DataFolderError` when the data folder cannot be used or another agent uses it.
+    """
+    folder = settings.data / "agent"
+    with held(folder, "agent"):
+        async with open_outbox(folder) as outbox:
+            identity = await outbox.identity()
+            boot = await outbox.kept("boot_id")
+            this_boot = boot_id() or "unknown"
+            started = e.NodeStarted(
+                boot_id=this_boot, agent_version=__version__, address=settings.host
+            )
+            memory = _memory(await outbox.kept("memory"))
+            await outbox.commit({"boot_id": this_boot.encode()})
+            agent = Agent(settings, outbox, NodeMachine(memory, policy_of(settings), started))
+            rebooted = boot is not None and boot.decode() != this_boot
+            await agent.run(identity, rebooted, stop_engines)
+
+
+def _memory(stored: bytes | None) -> Memory:
+    """Return the remembered state; one that cannot be read is begun anew, and said so.
+
+    Nothing is lost by that: engines are found by their marker and the command is read again.
+    """
+    if stored is None:
+        return Memory()
+    try:
+        return msgspec.json.decode(stored, type=Memory)
+    except msgspec.MsgspecError as error:
+        log.warning("memory_unreadable", reason=str(error))
+        return Memory()

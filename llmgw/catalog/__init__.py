@@ -1,0 +1,1 @@
+"""What the operator wants served: entries, and reading them from YAML."""

@@ -1,0 +1,90 @@
+"""The other llmgw processes that `llmgw up` runs: started, kept running, stopped in order.
+
+A child is tethered (it hears SIGTERM when `up` dies, however), sits in its own session (Ctrl-C in
+the terminal reaches only `up`) and logs to a file of its own. One that ends unasked is started
+again, with a growing pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import structlog
+
+from llmgw.log.tether import tethered
+
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 30.0
+STEADY_SECONDS = 60.0
+
+log = structlog.get_logger()
+
+
+class Child:
+    """One part of llmgw as a process: `python -m llmgw ARGUMENTS`."""
+
+    def __init__(
+        self, name: str, arguments: list[str], environment: dict[str, str], folder: Path
+    ) -> None:
+        self.name = name
+        self.log_file = folder / f"{name}.log"
+        self._arguments = arguments
+        self._environment = {**os.environ, **environment}
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, while there is one."""
+        return self._process.pid if self._process is not None else None
+
+    async def keep(self) -> None:
+        """Run the child until `stop`, again and again."""
+        pause = FIRST_PAUSE_SECONDS
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            code = await self._run_once()
+            if self._is_stopping():
+                return
+            if loop.time() - began > STEADY_SECONDS:
+                pause = FIRST_PAUSE_SECONDS
+            log.warning("part_ended", part=self.name, exit_code=code, restart_seconds=pause)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+    def _is_stopping(self) -> bool:
+        return self._stopping
+
+    async def _run_once(self) -> int:
+        with self.log_file.open("ab") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                *tethered([sys.executable, "-m", "llmgw", *self._arguments]),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=self._environment,
+                start_new_session=True,
+            )
+        return await self._process.wait()
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Ask the child to end, and make it end after the grace. Safe to call twice."""
+        self._stopping = True
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            async with asyncio.timeout(grace_seconds):
+                await process.wait()
+        except TimeoutError:
+            log.warning("part_killed", part=self.name, after_seconds=grace_seconds)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()

@@ -1,0 +1,55 @@
+"""Points in a log as people name them: a sequence, a time, or so long ago."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, time, timedelta
+
+from llmgw.errors import UsageError
+
+_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?Z?")
+_AGO = re.compile(r"(\d{1,9})\s*([a-z]+)\s+ago")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_UNITS |= {"sec": "seconds", "min": "minutes"}
+
+
+def parse_point(text: str, now: datetime) -> int | datetime:
+    """Return the sequence or the time (with its zone) that `text` names.
+
+    `now` gives the day for `14:05` and the start for `10 minutes ago`. A time without a zone is
+    UTC. Raises `UsageError` with the forms that are understood.
+    """
+    text = text.strip()
+    if text.isdecimal() and len(text) <= 16:
+        return int(text)
+    try:
+        return _clock(text, now) or _ago(text, now) or _stamp(text)
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"--to {text!r:.60} is neither a sequence nor a time: write 1234, "
+            "2026-03-01T14:05:00Z, 14:05 (today, UTC) or '10 minutes ago'"
+        ) from None
+
+
+def _clock(text: str, now: datetime) -> datetime | None:
+    match = _CLOCK.fullmatch(text)
+    if match is None:
+        return None
+    hour, minute, second = (int(digits or 0) for digits in match.groups())
+    return datetime.combine(now.astimezone(UTC).date(), time(hour, minute, second), UTC)
+
+
+def _ago(text: str, now: datetime) -> datetime | None:
+    match = _AGO.fullmatch(text.lower())
+    if match is None:
+        return None
+    word = match[2]
+    unit = _UNITS.get(word) or (word if word.endswith("s") else f"{word}s")
+    if unit not in _UNITS.values():
+        raise ValueError
+    return now - timedelta(**{unit: int(match[1])})
+
+
+def _stamp(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -1,0 +1,35 @@
+"""`llmgw schemas`: what the log holds, described for programs in any language."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmgw.cli.context import note
+from llmgw.cli.options import group
+
+app = group("Describe what the log holds, as JSON Schema and AsyncAPI.")
+
+
+@app.command()
+def export(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
+    """Write one file for each type into DIR, and remove those of types that are gone."""
+    from llmgw.schemas import export as write
+
+    for name in write(folder):
+        note(f"wrote {folder / name}")
+
+
+@app.command()
+def check(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
+    """Compare DIR with the types of this version. Exits with 1 if they differ."""
+    from llmgw.schemas import check as compare
+
+    drift = compare(folder)
+    for line in drift:
+        print(line)
+    if drift:
+        note(f"{folder} is not what this version says: run `make schemas`")
+        raise typer.Exit(1)

@@ -1,0 +1,153 @@
+"""The state of the cluster: plain data that the fold owns and everybody else only reads.
+
+`llmgw.core.fold` changes it, `placement` and `decide` read it, `views` show it. It is what a
+snapshot stores, so everything in it encodes to JSON, and everything in it follows from the log.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from llmgw.catalog.entries import Catalog, Entry
+from llmgw.core.events import Condition
+from llmgw.core.values import Phase
+from llmgw.engines.base import Grant
+from llmgw.hardware.types import Device, Inventory
+
+CODE_SCHEMA = 1
+"""Raised whenever the shape or meaning of the state changes: older snapshots are discarded."""
+
+KEPT_SESSIONS = 8
+KEPT_OPERATOR_EVENTS = 1024
+KEPT_INCIDENTS = 100
+
+
+class Node(msgspec.Struct):
+    """One node as the log tells it.
+
+    `held` says which replica holds how many bytes of which memory pool (see `pool_of`).
+    `revision` counts changes of what should run here; `commanded` is the newest revision that
+    a command carried and `ended` the newest that came to an outcome. `retiring` are replicas
+    that are over once a revision is done; `strays` are parts that run here although nobody
+    wants them, with the devices that they occupy.
+    """
+
+    name: str
+    boot_id: str = ""
+    agent_version: str = ""
+    address: str = ""
+    simulated: bool = False
+    started: bool = False
+    lost: bool = False
+    inventory: Inventory | None = None
+    devices: dict[int, Device] = {}
+    excluded: dict[int, str] = {}
+    conditions: tuple[Condition, ...] = ()
+    held: dict[str, dict[str, int]] = {}
+    revision: int = 0
+    commanded: int = 0
+    commanded_term: int = 0
+    ended: int = 0
+    refused: str | None = None
+    retiring: dict[str, int] = {}
+    strays: dict[str, tuple[int, ...]] = {}
+    sessions: dict[str, int] = {}
+    heard_ns: int = 0
+
+
+class Part(msgspec.Struct):
+    """One part of a replica: where it is and what its agent last said of it.
+
+    `grants` are the devices themselves: a number may mean another device after a reboot.
+    """
+
+    node: str
+    devices: tuple[int, ...]
+    memory_bytes: int
+    grants: tuple[Grant, ...] = ()
+    phase: Phase = "assigned"
+    attempt: int = 0
+    address: str | None = None
+    port: int | None = None
+    pid: int | None = None
+    since_ns: int = 0
+    failures: int = 0
+    reason: str | None = None
+    meaning: str | None = None
+    advice: str | None = None
+    output: str | None = None
+
+
+class Replica(msgspec.Struct):
+    """One running, or wanted, copy of a model. `entry` is what it was decided with (see `unit`)."""
+
+    name: str
+    model: str
+    generation: int
+    entry: Entry
+    parts: list[Part]
+    reasons: tuple[str, ...]
+    decided_at: int
+    retired: str | None = None
+
+
+class Model(msgspec.Struct):
+    """One entry of the catalog in force, and why the replicas it lacks are nowhere."""
+
+    entry: Entry
+    missing: int = 0
+    refusals: dict[str, int] = {}
+
+
+class Incident(msgspec.Struct, frozen=True):
+    """A record that changed nothing, and why: unreadable, void, unknown."""
+
+    sequence: int
+    kind: str
+    detail: str
+
+
+class Cluster(msgspec.Struct):
+    """Everything that the log says, folded up to `sequence`.
+
+    `pending` is the operator's catalog that no controller has answered yet. `needs_upgrade` names
+    a type whose version is newer than this code: deciding has stopped.
+    """
+
+    sequence: int = 0
+    time_ns: int = 0
+    term: int = 0
+    leader: str = ""
+    catalog: Catalog = Catalog()
+    catalog_sequence: int = 0
+    pending: Catalog | None = None
+    pending_sequence: int = 0
+    rejected_catalog: tuple[str, ...] = ()
+    models: dict[str, Model] = {}
+    nodes: dict[str, Node] = {}
+    replicas: dict[str, Replica] = {}
+    next_replica: int = 1
+    operator_events: dict[str, int] = {}
+    last_controller_sequence: int = 0
+    duplicates: int = 0
+    unreadable: int = 0
+    unknown: int = 0
+    void: int = 0
+    unexpected: int = 0
+    needs_upgrade: str | None = None
+    incidents: list[Incident] = []
+
+
+def unit(entry: Entry) -> Entry:
+    """Return what one replica of the entry depends on: how many are wanted is not part of it."""
+    return msgspec.structs.replace(entry, replicas=1)
+
+
+def pool_of(device: Device) -> str:
+    """Return the name of the memory that the device draws on: shared by some MIG devices."""
+    return device.memory_pool or device.uuid
+
+
+def is_shared(device: Device) -> bool:
+    """Return whether several replicas may run on the device at once. Only the processor."""
+    return device.device_class == "cpu"

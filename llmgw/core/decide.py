@@ -1,0 +1,206 @@
+"""`decide`: what should happen now, given the state. Reads and returns; never acts.
+
+The controller appends what comes back, decisions first; the commands follow from the state once
+those decisions are folded, so a crash between the two is healed by deciding again. The order of
+the answer and every id in it follow from the state alone, so that `--verify` can decide again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from llmgw.catalog.entries import Entry
+from llmgw.catalog.problems import problems
+from llmgw.core.cluster import Cluster, Model, Node, Replica, unit
+from llmgw.core.commands import Assignment, SetAssignments
+from llmgw.core.events import (
+    CatalogAccepted,
+    CatalogRejected,
+    Decision,
+    ModelLeftUnplaced,
+    ReplicaAssigned,
+    ReplicaRetired,
+)
+from llmgw.core.placement import Held, Placed, place
+
+Intention = Decision | SetAssignments
+
+
+def decide(state: Cluster) -> list[Intention]:
+    """Return what the leader of `state.term` should append now; empty when all is as wanted."""
+    if state.term == 0 or state.needs_upgrade is not None:
+        return []
+    if state.pending is not None:
+        return [_answer_catalog(state)]
+    decisions = list(_replica_decisions(state))
+    return [*decisions] if decisions else [*_commands(state)]
+
+
+def _answer_catalog(state: Cluster) -> Decision:
+    request = state.pending_sequence
+    found = problems(state.pending) if state.pending is not None else ()
+    if found:
+        return CatalogRejected(
+            term=state.term, at=state.sequence, request=request, reasons=tuple(found)
+        )
+    return CatalogAccepted(term=state.term, at=state.sequence, request=request)
+
+
+def _replica_decisions(state: Cluster) -> Iterator[Decision]:
+    held = Held()
+    number = state.next_replica
+    by_model: dict[str, list[Replica]] = {}
+    for replica in state.replicas.values():
+        if replica.retired is None:
+            by_model.setdefault(replica.model, []).append(replica)
+    for name, replicas in by_model.items():
+        if name not in state.models:
+            yield from (_retire(state, r, "its model left the catalog") for r in replicas)
+    for model in state.models.values():
+        replicas = by_model.get(model.entry.name, [])
+        for decision in _model_decisions(state, model, replicas, held, number):
+            if isinstance(decision, ReplicaAssigned):
+                number += 1
+            yield decision
+
+
+def _model_decisions(
+    state: Cluster, model: Model, replicas: list[Replica], held: Held, number: int
+) -> Iterator[Decision]:
+    entry = model.entry
+    one = unit(entry)
+    current = [r for r in replicas if r.entry == one and not _on_lost_node(state, r)]
+    outdated = [r for r in replicas if r.entry != one]
+    missing = entry.replicas - len(current)
+    refusals: dict[str, int] = {}
+    while missing > 0:
+        answer = place(state, entry, held)
+        if not isinstance(answer, Placed):
+            refusals = dict(answer.refusals)
+            break
+        yield _assign(state, entry, f"r{number}", answer)
+        held.take(state, f"r{number}", answer.parts)
+        number += 1
+        missing -= 1
+    if (model.missing, model.refusals) != (max(missing, 0), refusals):
+        yield ModelLeftUnplaced(
+            term=state.term,
+            at=state.sequence,
+            model=entry.name,
+            missing=max(missing, 0),
+            refusals=refusals,
+        )
+    yield from _retirements(state, entry, current, outdated, missing)
+
+
+def _retirements(
+    state: Cluster, entry: Entry, current: list[Replica], outdated: list[Replica], missing: int
+) -> Iterator[Decision]:
+    """Retire what is too much.
+
+    An outdated replica serves until a new one is ready, unless it stands in the way of one.
+    """
+    surplus = len(current) - entry.replicas
+    if surplus > 0:
+        for replica in sorted(current, key=_least_useful)[:surplus]:
+            yield _retire(state, replica, f"{entry.replicas} replicas are wanted")
+    ready = sum(1 for r in current if _is_ready(r))
+    in_the_way = _in_the_way(state, entry, outdated, missing) if outdated else []
+    for replica in in_the_way:
+        yield _retire(state, replica, "it stands in the way of the changed entry")
+    serving = sorted((r for r in outdated if r not in in_the_way), key=_least_useful)
+    for replica in serving[: max(0, len(serving) - max(0, entry.replicas - ready))]:
+        yield _retire(state, replica, "its entry changed")
+
+
+def _in_the_way(
+    state: Cluster, entry: Entry, outdated: list[Replica], missing: int
+) -> list[Replica]:
+    """Return the outdated replicas without which the missing ones fit: none if nothing helps.
+
+    What is being retired already counts as gone, so that no more are retired than needed.
+    """
+    held = Held()
+    for replica in state.replicas.values():
+        if replica.retired is not None and not _on_lost_node(state, replica):
+            held.release(replica.name)
+    waiting = iter(outdated)
+    released: list[Replica] = []
+    needed: list[Replica] = []
+    for number in range(missing):
+        while not isinstance(answer := place(state, entry, held), Placed):
+            candidate = next(waiting, None)
+            if candidate is None:
+                return needed
+            held.release(candidate.name)
+            released.append(candidate)
+        held.take(state, f"missing-{number}", answer.parts)
+        nodes = {part.node for part in answer.parts}
+        here = [r for r in released if any(part.node in nodes for part in r.parts)]
+        needed += here
+        released = [r for r in released if r not in here]
+    return needed
+
+
+def _least_useful(replica: Replica) -> tuple[bool, int]:
+    """Order replicas so that those come first whose loss hurts least: not ready, then newest."""
+    return (_is_ready(replica), -int(replica.name[1:]))
+
+
+def _is_ready(replica: Replica) -> bool:
+    return all(part.phase == "ready" for part in replica.parts)
+
+
+def _on_lost_node(state: Cluster, replica: Replica) -> bool:
+    return any(state.nodes[part.node].lost for part in replica.parts)
+
+
+def _assign(state: Cluster, entry: Entry, name: str, placed: Placed) -> ReplicaAssigned:
+    return ReplicaAssigned(
+        term=state.term,
+        at=state.sequence,
+        replica=name,
+        model=entry.name,
+        generation=1,
+        catalog=state.catalog_sequence,
+        parts=placed.parts,
+        reasons=placed.reasons,
+        refusals=dict(placed.refusals),
+    )
+
+
+def _retire(state: Cluster, replica: Replica, reason: str) -> ReplicaRetired:
+    return ReplicaRetired(term=state.term, at=state.sequence, replica=replica.name, reason=reason)
+
+
+def _commands(state: Cluster) -> Iterator[SetAssignments]:
+    """Command every node whose list changed since it was last told, or was told too long ago.
+
+    A command of an older term stays valid once it is in the log; nothing is said twice.
+    """
+    for node in state.nodes.values():
+        if node.revision > node.commanded and node.started:
+            yield SetAssignments(
+                node=node.name,
+                revision=node.revision,
+                term=state.term,
+                at=state.sequence,
+                assignments=tuple(_assignments(state, node)),
+            )
+
+
+def _assignments(state: Cluster, node: Node) -> Iterator[Assignment]:
+    for replica in state.replicas.values():
+        if replica.retired is not None:
+            continue
+        for number, part in enumerate(replica.parts):
+            if part.node != node.name:
+                continue
+            yield Assignment(
+                replica=replica.name,
+                part=number,
+                generation=replica.generation,
+                entry=replica.entry,
+                devices=part.devices,
+                grants=part.grants,
+            )

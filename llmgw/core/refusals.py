@@ -1,0 +1,87 @@
+"""`refuses`: whether an intention of a controller is possible in a state, and if not, why.
+
+Asked twice: when deciding, and again when the recorded decision is folded. What became impossible
+between the two is void, visibly. Pure; reads the state only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llmgw.core import events as e
+from llmgw.core.cluster import Cluster
+from llmgw.core.placement import Held, node_refuses, why_not
+
+
+def refuses(state: Cluster, intention: e.ControllerEvent) -> str | None:
+    """Return why `intention` cannot be, in this state, or `None` when it can."""
+    if isinstance(intention, e.ControllerElected):
+        if intention.term <= state.term:
+            return f"term {intention.term} is not above {state.term}"
+        return None
+    if intention.term != state.term:
+        return f"term {intention.term} does not lead; {state.term} does"
+    check = _CHECKS.get(type(intention))
+    return check(state, intention) if check is not None else None
+
+
+def _node(state: Cluster, body: e.NodeLost | e.NodeReturned) -> str | None:
+    node = state.nodes.get(body.node)
+    if node is None:
+        return f"no node {body.node}"
+    lost = isinstance(body, e.NodeLost)
+    return None if node.lost != lost else f"{body.node} is {'lost' if lost else 'there'} already"
+
+
+def _request(state: Cluster, body: e.CatalogAccepted | e.CatalogRejected) -> str | None:
+    if state.pending is None or state.pending_sequence != body.request:
+        return f"the catalog of {body.request} is not waiting for an answer"
+    return None
+
+
+def _model(state: Cluster, body: e.ModelLeftUnplaced) -> str | None:
+    return None if body.model in state.models else f"no model {body.model}"
+
+
+def _retired(state: Cluster, body: e.ReplicaRetired) -> str | None:
+    replica = state.replicas.get(body.replica)
+    if replica is None:
+        return f"no replica {body.replica}"
+    return None if replica.retired is None else f"{body.replica} is retired already"
+
+
+def _assigned(state: Cluster, body: e.ReplicaAssigned) -> str | None:
+    model = state.models.get(body.model)
+    if model is None:
+        return f"no model {body.model}"
+    if body.catalog != state.catalog_sequence:
+        return f"the catalog of {body.catalog} is not in force"
+    if body.replica != f"r{state.next_replica}":
+        return f"the next replica is r{state.next_replica}, not {body.replica}"
+    if not body.parts:
+        return "a replica without parts"
+    held = Held()
+    for part in body.parts:
+        node = state.nodes.get(part.node)
+        why = "no such node" if node is None else node_refuses(node)
+        if node is None or why is not None:
+            return f"{part.node}: {why}"
+        for number in part.devices:
+            device = node.devices.get(number)
+            why = "no such device" if device is None else why_not(node, device, model.entry, held)
+            if why is not None:
+                return f"{part.node} device {number}: {why}"
+        held.take(state, body.replica, [part])
+    return None
+
+
+_CHECKS: dict[type[Any], Callable[[Cluster, Any], str | None]] = {
+    e.NodeLost: _node,
+    e.NodeReturned: _node,
+    e.CatalogAccepted: _request,
+    e.CatalogRejected: _request,
+    e.ModelLeftUnplaced: _model,
+    e.ReplicaAssigned: _assigned,
+    e.ReplicaRetired: _retired,
+}

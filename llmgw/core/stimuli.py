@@ -1,0 +1,177 @@
+"""What goes into an agent's brain, and what comes out: inputs and effects, as plain data.
+
+Inputs are facts that the shell observed (past tense). Effects are orders to the shell
+(imperative); they never go on the wire. `Key` names a part of a replica on this node.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from llmgw.core.commands import Assignment, SetAssignments
+from llmgw.core.events import Event
+from llmgw.hardware.types import Inventory, Readings
+
+
+class Key(NamedTuple):
+    """One part of one replica."""
+
+    replica: str
+    part: int
+
+
+class Start(msgspec.Struct, frozen=True):
+    """One start of one part: what an engine process is known by, also after the agent died."""
+
+    key: Key
+    generation: int
+    attempt: int
+
+
+# --- inputs ------------------------------------------------------------------------------------
+
+
+class EngineFound(msgspec.Struct, frozen=True):
+    """A process under this agent's marker that was running when the agent came up."""
+
+    start: Start
+    pid: int
+    port: int
+    digest: int
+
+
+class AgentStarted(msgspec.Struct, frozen=True):
+    """The agent came up and looked around.
+
+    `rebooted`: the machine started again since. `inventory` is absent when discovery failed.
+    """
+
+    found: tuple[EngineFound, ...]
+    rebooted: bool
+    inventory: Inventory | None
+
+
+class LogReplaced(msgspec.Struct, frozen=True):
+    """The log was wiped or rewound: it does not hold what this agent wrote to it."""
+
+
+class CommandReceived(msgspec.Struct, frozen=True):
+    """A command for this node, at its place in the log.
+
+    `superseded_by` is the revision of a newer command that is known to be in the log already.
+    """
+
+    sequence: int
+    command: SetAssignments
+    superseded_by: int | None = None
+
+
+class InventoryTaken(msgspec.Struct, frozen=True):
+    """The node's hardware was discovered, readings left out."""
+
+    inventory: Inventory
+
+
+class SampleTaken(msgspec.Struct, frozen=True):
+    """The node's devices were measured. `own_pids` belong to engines of this agent."""
+
+    readings: Readings
+    own_pids: frozenset[int]
+
+
+class EngineSpawned(msgspec.Struct, frozen=True):
+    """The process exists."""
+
+    start: Start
+    pid: int
+
+
+class SpawnFailed(msgspec.Struct, frozen=True):
+    """The process could not be started. `port_taken`: try another port at once."""
+
+    start: Start
+    reason: str
+    port_taken: bool = False
+
+
+class EngineAnswered(msgspec.Struct, frozen=True):
+    """A health probe came back: an HTTP status, or `None` for refused or timed out."""
+
+    start: Start
+    status: int | None
+
+
+class EngineExited(msgspec.Struct, frozen=True):
+    """The engine and its whole process group are gone. Codes are absent for adopted engines."""
+
+    start: Start
+    exit_code: int | None
+    signal: int | None
+    output: str
+
+
+class ClockTicked(msgspec.Struct, frozen=True):
+    """Time went on."""
+
+
+class ShutdownRequested(msgspec.Struct, frozen=True):
+    """The agent shall leave; with `stop_engines` its engines go first."""
+
+    stop_engines: bool
+
+
+Input = (
+    AgentStarted
+    | LogReplaced
+    | CommandReceived
+    | InventoryTaken
+    | SampleTaken
+    | EngineSpawned
+    | SpawnFailed
+    | EngineAnswered
+    | EngineExited
+    | ClockTicked
+    | ShutdownRequested
+)
+
+
+# --- effects -----------------------------------------------------------------------------------
+
+
+class SpawnEngine(msgspec.Struct, frozen=True):
+    """Start the engine of an assignment on a port."""
+
+    start: Start
+    assignment: Assignment
+    port: int
+
+
+class ProbeEngine(msgspec.Struct, frozen=True):
+    """Ask the engine's health endpoint, and report the answer."""
+
+    start: Start
+    assignment: Assignment
+    port: int
+
+
+class StopEngine(msgspec.Struct, frozen=True):
+    """Signal the whole process group of the engine."""
+
+    start: Start
+    pid: int
+    signal: Literal["TERM", "KILL"]
+
+
+class Publish(msgspec.Struct, frozen=True):
+    """Write a fact to the log."""
+
+    event: Event
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """Nothing is left to do: the agent may end."""
+
+
+Effect = SpawnEngine | ProbeEngine | StopEngine | Publish | Leave

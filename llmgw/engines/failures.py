@@ -1,0 +1,74 @@
+"""Last words that several engines share, and what they mean.
+
+Only data. Each engine module lists its own first and these after them; `explain` takes the first
+pattern that matches, so the order within a list is from telling to vague.
+"""
+
+from __future__ import annotations
+
+from llmgw.engines.base import KnownFailure
+
+CUDA_FAILURES = (
+    KnownFailure(
+        r"(?i)CUDA out of memory|OutOfMemoryError|cudaErrorMemoryAllocation"
+        r"|CUDA error: out of memory|cudaMalloc failed: out of memory|ErrorOutOfDeviceMemory",
+        "the device has not enough free memory for the model",
+        "raise `memory` in the catalog so that a larger device is chosen, lower `context` or "
+        "`parallel`, or see which other process holds memory on the device",
+    ),
+    KnownFailure(
+        r"no kernel image is available for execution on the device"
+        r"|is not compatible with the current PyTorch installation"
+        r"|CUDA error: device kernel image is invalid",
+        "the engine was not built for this generation of card",
+        "install a build of the engine that supports the card, or name another class",
+    ),
+    KnownFailure(
+        r"CUDA driver version is insufficient|NVIDIA driver on your system is too old"
+        r"|system has unsupported display driver|cudaErrorInsufficientDriver",
+        "the driver is older than the CUDA that the engine was built with",
+        "update the NVIDIA driver of the node, or install a build for an older CUDA",
+    ),
+    KnownFailure(
+        r"(?i)No CUDA GPUs are available|no CUDA-capable device is detected"
+        r"|CUDA error: invalid device ordinal|system not yet initialized",
+        "the engine does not see the device that it was given",
+        "run `llmgw doctor` on the node: a lost card, a MIG change or the fabric manager "
+        "makes a device unusable while it is still listed",
+    ),
+)
+
+HOST_FAILURES = (
+    KnownFailure(
+        r"(?i)address already in use|couldn't bind HTTP server socket|errno 98\b",
+        "another program listens on the port that the engine was given",
+        "see who holds the port; the next start takes another one",
+    ),
+    KnownFailure(
+        r"GatedRepoError|(?i:access to model .* is restricted|awaiting a review from the repo)",
+        "the repository is gated and the node has no access to it",
+        "accept the model's terms, set HF_TOKEN for the agent, and give the entry "
+        '`env: {HF_TOKEN: "${HF_TOKEN}"}`',
+    ),
+    KnownFailure(
+        r"RepositoryNotFoundError|RevisionNotFoundError|is not a valid model identifier",
+        "there is no such repository or revision, or the node may not see it",
+        "check `source` and `revision`; a private repository needs HF_TOKEN",
+    ),
+    KnownFailure(
+        r"LocalEntryNotFoundError|OfflineModeIsEnabled|ConnectionError.*huggingface"
+        r"|couldn't connect to 'https://huggingface\.co'|Failed to resolve '",
+        "the model is not on the node and could not be downloaded",
+        "copy the model to the node and give its path as `source`, or let the node reach the hub",
+    ),
+    KnownFailure(
+        r"(?i)std::bad_alloc|cannot allocate memory|failed to allocate buffer.*CPU|oom-kill",
+        "the node's own memory ran out",
+        "use a smaller model or context, or a node with more memory",
+    ),
+    KnownFailure(
+        r"No space left on device",
+        "a disk of the node is full",
+        "free space where models are cached and in /dev/shm",
+    ),
+)

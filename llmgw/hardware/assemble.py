@@ -1,0 +1,212 @@
+"""One inventory from what nvidia-smi printed: report, listing and topology joined.
+
+Pure; `discover` and the captures call it. Here it is decided what is a device, what is kept out
+of placement and why, and what the operator is warned of. Cards are joined by UUID.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from llmgw.errors import BackendUnavailable
+from llmgw.hardware.classes import card_class, is_generic, is_unified
+from llmgw.hardware.mig import instance_devices
+from llmgw.hardware.nvlink import with_domains
+from llmgw.hardware.smi_list import Listing
+from llmgw.hardware.smi_xml import Report, ReportedCard
+from llmgw.hardware.topology import Topology
+from llmgw.hardware.types import Card, Device, Excluded, Inventory, device_label
+
+
+class HostMemory(msgspec.Struct, frozen=True):
+    """The system's memory, which cards without memory of their own draw on."""
+
+    total_bytes: int
+    available_bytes: int | None = None
+
+
+def assemble(
+    node: str,
+    report: Report,
+    listing: Listing,
+    *,
+    topology: Topology | None = None,
+    host: HostMemory | None = None,
+    unreachable: Sequence[Excluded] = (),
+) -> Inventory:
+    """The inventory of a node. `unreachable` are cards that could not even be reported.
+
+    Raises `BackendUnavailable` where the outputs contradict each other about which card is which.
+    """
+    reported = [_with_host_memory(entry, host) for entry in _identified(report.cards, listing)]
+    reported.sort(key=lambda entry: entry.card.index)
+    cards, warnings = with_domains(node, reported, topology)
+    devices: list[Device] = []
+    excluded: list[Excluded] = list(unreachable)
+    warnings = [*_report_warnings(report, listing), *warnings]
+    for entry, card in zip(reported, cards, strict=True):
+        out = _exclusion(entry, card)
+        if out is not None:
+            excluded.append(out)
+        if out is None or out.reason in _STILL_LISTED:
+            found, broken, said = _devices(entry, card, listing)
+            devices += found
+            excluded += broken
+            warnings += said
+        warnings += _card_warnings(card)
+    return Inventory(
+        node=node,
+        backend="nvidia-smi",
+        driver_version=report.driver_version,
+        cuda_version=report.cuda_version,
+        cards=tuple(cards),
+        devices=tuple(sorted(devices, key=lambda device: device.id)),
+        excluded=tuple(sorted(excluded, key=_by_number)),
+        warnings=tuple(warnings),
+    )
+
+
+# Where something may still run, the device is listed beside its exclusion.
+_STILL_LISTED = frozenset({"mig-pending", "compute-mode", "needs-reset", "fabric"})
+
+
+def _by_number(out: Excluded) -> tuple[int, int]:
+    return (-1 if out.card is None else out.card, -1 if out.device is None else out.device)
+
+
+def _identified(reported: Sequence[ReportedCard], listing: Listing) -> list[ReportedCard]:
+    """The cards under their true indexes and UUIDs.
+
+    A card's position in the report is its index only while no card before it is missing, so the
+    listing's index counts, if the listing knows all of them. A card without UUID is known by its
+    PCI address, which is as stable as the slot.
+    """
+    index_of = {listed.uuid: listed.index for listed in listing.cards}
+    uuid_of = {listed.index: listed.uuid for listed in listing.cards}
+    complete = all(entry.card.uuid in index_of for entry in reported if entry.card.uuid)
+    found = []
+    for entry in reported:
+        card = entry.card
+        index = index_of.get(card.uuid, card.index) if complete else card.index
+        uuid = card.uuid or uuid_of.get(card.index) or f"PCI-{card.pci or card.index}"
+        found.append(replace(entry, card=replace(card, index=index, uuid=uuid)))
+    for what, names in (
+        ("UUID", [entry.card.uuid for entry in found]),
+        ("index", [entry.card.index for entry in found]),
+    ):
+        if len(set(names)) < len(names):
+            raise BackendUnavailable(
+                f"two cards of the report have the same {what} ({names}): the outputs of"
+                " nvidia-smi -q -x and -L do not belong together; take them again"
+            )
+    return found
+
+
+def _with_host_memory(reported: ReportedCard, host: HostMemory | None) -> ReportedCard:
+    """A card that draws on the system's memory, with that memory; others unchanged.
+
+    Only where the driver says that the card has none of its own, never where it failed to tell.
+    """
+    card = reported.card
+    if not reported.memory_absent or not (reported.coherent or is_unified(card.name)):
+        return reported
+    total = host.total_bytes if host else None
+    free = host.available_bytes if host else None
+    unified = replace(
+        card,
+        card_class=card_class(card.name, total),
+        memory_total_bytes=total,
+        memory_free_bytes=free,
+        memory_used_bytes=None if total is None or free is None else total - free,
+        unified=True,
+    )
+    return replace(reported, card=unified)
+
+
+def _exclusion(reported: ReportedCard, card: Card) -> Excluded | None:
+    """Why nothing may be placed on a card, the gravest reason first."""
+
+    def out(reason: str, detail: str) -> Excluded:
+        return Excluded(card=card.index, reason=reason, detail=detail)
+
+    if reported.trouble == "lost":
+        return out("lost", "the driver has lost the card: reset it, or reboot the machine")
+    if reported.trouble == "needs-reset" or card.recovery_action in ("reset", "reboot"):
+        action = card.recovery_action if card.recovery_action in ("reset", "reboot") else "reset"
+        return out("needs-reset", f"the driver asks for a {action} before the card works again")
+    if card.mig_mode and card.mig_pending and card.mig_mode != card.mig_pending:
+        change = f"MIG is {card.mig_mode} and will be {card.mig_pending} after a reset of the card"
+        return out("mig-pending", change)
+    if card.mig_mode == "enabled":
+        if not reported.instances:
+            return out("mig-empty", "MIG is on and no instance is carved")
+    elif reported.trouble == "no-permission":
+        return out("no-permission", "the driver does not let this user read the card")
+    elif card.memory_total_bytes is None:
+        return out("unreadable", "the card's memory is not readable")
+    if (card.compute_mode or "Default").lower() != "default":
+        mode = f"the compute mode is {card.compute_mode}: set it with nvidia-smi -c DEFAULT"
+        return out("compute-mode", mode)
+    if card.fabric and card.fabric.state and card.fabric.state.lower() in _FABRIC_NOT_READY:
+        state = f"the NVLink fabric is {card.fabric.state}: check that the fabric manager runs"
+        return out("fabric", state)
+    return None
+
+
+_FABRIC_NOT_READY = frozenset({"in progress", "not started"})
+
+
+def _devices(
+    reported: ReportedCard, card: Card, listing: Listing
+) -> tuple[list[Device], list[Excluded], list[str]]:
+    if card.mig_mode == "enabled":
+        listed = next((c.instances for c in listing.cards if c.uuid == card.uuid), None)
+        return instance_devices(reported, card, listed)
+    found = reported.processes
+    device = Device(
+        id=card.index,
+        label=device_label(card.index),
+        card=card.index,
+        uuid=card.uuid,
+        device_class=card.card_class,
+        memory_total_bytes=card.memory_total_bytes,
+        memory_reserved_bytes=card.memory_reserved_bytes,
+        memory_used_bytes=card.memory_used_bytes,
+        memory_free_bytes=card.memory_free_bytes,
+        unified=card.unified,
+        utilization_percent=card.utilization_percent,
+        processes=None if found is None else tuple(p.process for p in found),
+    )
+    return [device], [], []
+
+
+def _report_warnings(report: Report, listing: Listing) -> list[str]:
+    warnings = [f"nvidia-smi says: {line}" for line in report.outside]
+    if report.attached is not None and report.attached != len(report.cards):
+        warnings.append(
+            f"the driver attaches {report.attached} cards and {len(report.cards)} answered"
+        )
+    warnings += [
+        f"the card at {card.pci} cannot be opened: {card.text or 'no reason given'}"
+        for card in listing.unreadable
+    ]
+    return warnings
+
+
+def _card_warnings(card: Card) -> list[str]:
+    warnings = []
+    if is_generic(card.name):
+        warnings.append(
+            f"card {card.index} has the generic name {card.name!r}: the driver is older than the"
+            f" card, and its class is {card.card_class}"
+        )
+    if card.uuid.startswith("PCI-"):
+        warnings.append(f"card {card.index} gives no UUID and is known by its PCI address")
+    if card.wear.remap_failed:
+        warnings.append(f"card {card.index} has failed to remap a row of its memory: replace it")
+    if (card.recovery_action or "").startswith("drain"):
+        warnings.append(f"the driver asks to {card.recovery_action} card {card.index}")
+    return warnings

@@ -1,0 +1,125 @@
+"""Captures: a folder of raw nvidia-smi outputs, with what identifies a machine's owner removed.
+
+`write_capture` makes one (`llmgw agent inventory --capture DIR`), `read_capture` discovers from
+one (`--from DIR`). A user's bug report so becomes a test. UUIDs and PCI addresses stay, since the
+outputs are joined by them; serial numbers, process names and command lines go.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import anyio.to_thread
+
+from llmgw.errors import BackendUnavailable, UsageError
+from llmgw.hardware.assemble import assemble
+from llmgw.hardware.host import host_memory, parse_meminfo
+from llmgw.hardware.smi import Output, Smi
+from llmgw.hardware.smi_failures import explain
+from llmgw.hardware.smi_list import parse_listing
+from llmgw.hardware.smi_xml import begins_report, parse_report
+from llmgw.hardware.topology import parse_topology
+from llmgw.hardware.types import Inventory
+
+LISTING_FILE = "nvidia-smi-L.txt"
+REPORT_FILE = "nvidia-smi-q-x.xml"
+TOPOLOGY_FILE = "nvidia-smi-topo-m.txt"
+MEMORY_FILE = "meminfo.txt"
+
+_COMMANDS = {LISTING_FILE: ("-L",), REPORT_FILE: ("-q", "-x"), TOPOLOGY_FILE: ("topo", "-m")}
+_MOST_BYTES = 64 * 2**20
+
+_SECRET = re.compile(
+    r"<(?P<tag>process_name|vm_name|pdi|[a-z_]*serial[a-z_]*|gpu_fabric_guid)>"
+    r"(?P<value>.*?)</(?P=tag)>",
+    re.DOTALL,
+)
+_KEPT_VALUES = frozenset({"", "N/A", "None"})
+
+
+def scrub(text: str) -> str:
+    """A report without serial numbers, device identifiers beside the UUID, and process names."""
+
+    def replacement(match: re.Match[str]) -> str:
+        tag, value = match["tag"], match["value"].strip()
+        return f"<{tag}>{value if value in _KEPT_VALUES else 'removed'}</{tag}>"
+
+    return _SECRET.sub(replacement, text)
+
+
+async def write_capture(smi: Smi, folder: Path) -> tuple[Path, ...]:
+    """Write what the tool prints, scrubbed, into a folder; the paths of the files.
+
+    A tool that fails is captured with what it printed: that is what a report of a fault needs.
+    Raises `BackendUnavailable` if the program is missing or hangs, `UsageError` if the folder
+    cannot be written.
+    """
+    outputs = {name: await smi.run(*arguments) for name, arguments in _COMMANDS.items()}
+    memory = await anyio.to_thread.run_sync(host_memory)
+    texts = {name: scrub(_said(output)) for name, output in outputs.items()}
+    if memory is not None:
+        texts[MEMORY_FILE] = f"MemTotal: {memory.total_bytes // 1024} kB\n"
+    return await anyio.to_thread.run_sync(_write, folder, texts)
+
+
+def _said(output: Output) -> str:
+    """What a run printed; what it said on the error stream only where it said nothing else."""
+    return output.stdout if output.stdout.strip() else output.stderr
+
+
+def _write(folder: Path, texts: dict[str, str]) -> tuple[Path, ...]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{folder}: the capture cannot be written ({error.strerror}): name a folder that can"
+        ) from error
+    return tuple(folder / name for name in texts)
+
+
+def read_capture(node: str, folder: Path) -> Inventory:
+    """The inventory in a captured folder. Blocks on files; call it in a worker thread.
+
+    Raises `UsageError` if the folder holds no capture, `BackendUnavailable` if what it holds is
+    no report.
+    """
+    text = _read(folder / REPORT_FILE)
+    if text is None:
+        raise UsageError(
+            f"{folder} holds no {REPORT_FILE}: make a capture with"
+            " llmgw agent inventory --capture DIR, or name the folder that holds one"
+        )
+    try:
+        return _assembled(node, folder, text)
+    except BackendUnavailable as error:
+        raise BackendUnavailable(f"{folder / REPORT_FILE}: {error}") from error
+
+
+def _assembled(node: str, folder: Path, text: str) -> Inventory:
+    if not begins_report(text):
+        raise BackendUnavailable(explain(None, text))
+    report = parse_report(text)
+    if not report.cards:
+        raise BackendUnavailable("the report lists no card: nothing can be discovered from it")
+    return assemble(
+        node,
+        report,
+        parse_listing(_read(folder / LISTING_FILE) or ""),
+        topology=parse_topology(_read(folder / TOPOLOGY_FILE) or ""),
+        host=parse_meminfo(_read(folder / MEMORY_FILE) or ""),
+    )
+
+
+def _read(path: Path) -> str | None:
+    """A file's text, or `None` if it is not there. Raises `UsageError` if it cannot be read."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise UsageError(f"{path} is larger than any output of nvidia-smi: it is not a capture")
+        return path.read_bytes().decode("utf-8", "replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror})") from error

@@ -1,0 +1,137 @@
+"""What this machine has: the one way in to the hardware backends.
+
+The agent and `llmgw agent inventory` call `discover`. A backend is a function from settings to an
+inventory, registered by name here; one that cannot answer raises, and is never taken for a machine
+that has nothing. Nothing else in llmgw chooses between backends.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from anyio import to_thread
+from msgspec.structs import replace
+
+from llmgw.errors import BackendUnavailable
+from llmgw.hardware.assemble import assemble
+from llmgw.hardware.captures import read_capture, write_capture
+from llmgw.hardware.cpu import processor
+from llmgw.hardware.host import boot_id, host_memory
+from llmgw.hardware.smi import Smi
+from llmgw.hardware.topology import Topology
+from llmgw.hardware.types import Inventory
+
+BackendName = Literal["auto", "nvml", "nvidia-smi", "cpu"]
+
+
+class HardwareSettings(msgspec.Struct, frozen=True):
+    """How to look at the hardware.
+
+    `nvidia_smi` is the program to run; `cpu_device` adds the processor beside the cards;
+    `capture_from` reads a captured folder in place of the tool; `timeout_seconds` bounds each
+    run of the tool.
+    """
+
+    node: str
+    backend: BackendName = "auto"
+    nvidia_smi: str = "nvidia-smi"
+    cpu_device: bool = False
+    capture_from: Path | None = None
+    timeout_seconds: float = 30
+
+
+async def discover(settings: HardwareSettings) -> Inventory:
+    """What the node has, by the backend that the settings name.
+
+    `auto` takes nvidia-smi. Only where that program does not exist, and the processor was asked
+    for, does it fall back to the processor, and says so. A backend that exists and fails, or was
+    named, raises `BackendUnavailable`: a quiet downgrade would hide a broken driver. A folder
+    that holds no capture raises `UsageError`.
+    """
+    name = settings.backend
+    if name != "auto":
+        return await _BACKENDS[name](settings)
+    if settings.capture_from is None and settings.cpu_device:
+        missing = await to_thread.run_sync(_missing, settings.nvidia_smi)
+        if missing:
+            return _fallen_back(await _cpu(settings), settings.nvidia_smi)
+    return await _nvidia_smi(settings)
+
+
+async def capture(settings: HardwareSettings, folder: Path) -> tuple[Path, ...]:
+    """Write the tool's raw outputs, scrubbed, into a folder; see `captures.write_capture`."""
+    return await write_capture(_smi(settings), folder)
+
+
+async def _nvidia_smi(settings: HardwareSettings) -> Inventory:
+    if settings.capture_from is not None:
+        found = await to_thread.run_sync(read_capture, settings.node, settings.capture_from)
+    else:
+        found = await _read_cards(settings)
+    if not settings.cpu_device:
+        return found
+    device = await to_thread.run_sync(processor, settings.node)
+    devices = sorted((*found.devices, device), key=lambda entry: entry.id)
+    return replace(found, devices=tuple(devices))
+
+
+async def _read_cards(settings: HardwareSettings) -> Inventory:
+    smi = _smi(settings)
+    report, lost = await smi.report()
+    listing = await smi.listing()
+    if any(entry.instances for entry in report.cards) and not listing.cards:
+        raise BackendUnavailable(
+            "nvidia-smi -L lists no card while nvidia-smi -q -x reports MIG instances, which have"
+            " their UUIDs from -L alone: run nvidia-smi -L by hand to see why"
+        )
+    topology, warnings = await _topology(smi) if len(report.cards) > 1 else (None, ())
+    host = await to_thread.run_sync(host_memory)
+    found = assemble(settings.node, report, listing, topology=topology, host=host, unreachable=lost)
+    boot = await to_thread.run_sync(boot_id)
+    return replace(found, boot_id=boot, warnings=(*found.warnings, *warnings))
+
+
+async def _topology(smi: Smi) -> tuple[Topology | None, tuple[str, ...]]:
+    """The topology, without which cards can still be placed on: its failure is a warning."""
+    try:
+        return await smi.topology(), ()
+    except BackendUnavailable as error:
+        return None, (f"the NVLink topology is not known: {error}",)
+
+
+async def _cpu(settings: HardwareSettings) -> Inventory:
+    device = await to_thread.run_sync(processor, settings.node)
+    boot = await to_thread.run_sync(boot_id)
+    return Inventory(node=settings.node, boot_id=boot, backend="cpu", devices=(device,))
+
+
+async def _nvml(settings: HardwareSettings) -> Inventory:
+    raise BackendUnavailable(
+        f"node {settings.node}: the NVML backend is not part of this version of llmgw: use"
+        " --backend nvidia-smi, or auto"
+    )
+
+
+def _fallen_back(inventory: Inventory, program: str) -> Inventory:
+    reason = f"nvidia-smi: the program {program!r} was not found"
+    warning = f"no GPU tool was found ({reason}): the processor is the only device of this node"
+    return replace(inventory, fallback_from=reason, warnings=(warning, *inventory.warnings))
+
+
+def _smi(settings: HardwareSettings) -> Smi:
+    return Smi(program=settings.nvidia_smi, timeout_seconds=settings.timeout_seconds)
+
+
+def _missing(program: str) -> bool:
+    return shutil.which(program) is None and not Path(program).exists()
+
+
+_BACKENDS: dict[str, Callable[[HardwareSettings], Awaitable[Inventory]]] = {
+    "cpu": _cpu,
+    "nvidia-smi": _nvidia_smi,
+    "nvml": _nvml,
+}

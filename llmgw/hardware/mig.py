@@ -1,0 +1,166 @@
+"""MIG instances of one card as devices: the XML's numbers joined with the listing's names.
+
+Pure; `assemble` calls it. The XML names neither profiles nor UUIDs, the listing no ids: they meet
+at (card, device index). Where the listing is missing the profile follows from multiprocessors and
+memory, and the id is the one that drivers before 470 used.
+"""
+
+from __future__ import annotations
+
+import math
+
+from llmgw.hardware.classes import Profile, instance_class
+from llmgw.hardware.smi_list import ListedInstance
+from llmgw.hardware.smi_xml import ReportedCard, ReportedInstance, ReportedProcess
+from llmgw.hardware.types import Card, Device, Excluded, Process, device_label, instance_id
+
+# Multiprocessors in one compute slice, by architecture; cards with four slices instead of seven.
+_SLICE_MULTIPROCESSORS = {"ampere": 14, "hopper": 16, "blackwell": 18}
+_FOUR_SLICES = {"a30": 14, "rtx-pro-6000-blackwell": 46}
+_EIGHTHS_TOLERANCE = 0.05
+_PARTIAL = 0.9
+
+
+def instance_devices(
+    reported: ReportedCard, card: Card, listed: tuple[ListedInstance, ...] | None
+) -> tuple[list[Device], list[Excluded], list[str]]:
+    """The devices of a card in MIG mode, the instances that cannot be used, and warnings.
+
+    `listed` is `None` where there is no listing of the card.
+
+    An instance that only one of the two outputs knows, or whose ids disagree, was being changed
+    while the tool ran: which UUID it has is not known, so nothing may be placed on it.
+    """
+    devices: list[Device] = []
+    excluded: list[Excluded] = []
+    names = {instance.index: instance for instance in listed or ()}
+    for instance in reported.instances:
+        name = names.pop(instance.index, None)
+        device = _device(reported, card, instance, name)
+        trouble = _mismatch(instance, name, listed=listed is not None)
+        if trouble is None and instance.memory_total_bytes is None:
+            excluded.append(_excluded(card, device.id, "unreadable", "its memory is not readable"))
+        elif trouble is not None:
+            excluded.append(_excluded(card, device.id, "mig-mismatch", trouble))
+        else:
+            devices.append(device)
+    for name in names.values():
+        detail = f"nvidia-smi -L lists it as {name.uuid}, nvidia-smi -q -x does not know it"
+        excluded.append(
+            _excluded(card, instance_id(card.index, name.index), "mig-mismatch", detail)
+        )
+    warnings = []
+    if reported.instances and listed is None:
+        warnings.append(
+            f"the UUIDs of card {card.index}'s MIG instances are not known, since nvidia-smi -L"
+            " did not list them: ids of the old form MIG-GPU-<uuid>/<gi>/<ci> stand for them"
+        )
+    return devices, excluded, warnings
+
+
+def _mismatch(
+    instance: ReportedInstance, name: ListedInstance | None, *, listed: bool
+) -> str | None:
+    ids = (instance.gpu_instance, instance.compute_instance)
+    if name is None and listed:
+        return "nvidia-smi -q -x reports it, nvidia-smi -L does not list it"
+    if name is None and ids[0] is None:
+        return "neither its UUID nor its GPU instance is known"
+    if name and name.ids is not None and None not in ids and name.ids != ids:
+        return f"nvidia-smi -L lists {name.uuid}, nvidia-smi -q -x has GPU/compute instance {ids}"
+    return None
+
+
+def _excluded(card: Card, device: int, reason: str, detail: str) -> Excluded:
+    return Excluded(card=card.index, device=device, reason=reason, detail=detail)
+
+
+def _device(
+    reported: ReportedCard, card: Card, instance: ReportedInstance, name: ListedInstance | None
+) -> Device:
+    profile = name.profile if name else derived_profile(reported, card, instance)
+    number = instance_id(card.index, instance.index)
+    gi, ci = instance.gpu_instance, instance.compute_instance
+    old_id = f"MIG-{card.uuid}/{gi}/{ci or 0}"
+    return Device(
+        id=number,
+        label=device_label(number),
+        card=card.index,
+        uuid=name.uuid if name else old_id,
+        device_class=instance_class(card.card_class, profile),
+        profile=profile,
+        gpu_instance=gi,
+        compute_instance=ci,
+        memory_pool=f"{card.index}/gi{gi}" if gi is not None else device_label(number),
+        memory_total_bytes=instance.memory_total_bytes,
+        memory_reserved_bytes=instance.memory_reserved_bytes,
+        memory_used_bytes=instance.memory_used_bytes,
+        memory_free_bytes=instance.memory_free_bytes,
+        processes=_processes(reported, instance),
+    )
+
+
+def _processes(reported: ReportedCard, instance: ReportedInstance) -> tuple[Process, ...] | None:
+    """The processes on an instance; `None` if some process of the card cannot be attributed."""
+    found = reported.processes
+    if found is None or any(process.gpu_instance is None for process in found):
+        return None
+    return tuple(process.process for process in found if _runs_on(process, instance))
+
+
+def _runs_on(process: ReportedProcess, instance: ReportedInstance) -> bool:
+    return process.gpu_instance == instance.gpu_instance and (
+        instance.compute_instance is None
+        or process.compute_instance in (None, instance.compute_instance)
+    )
+
+
+def derived_profile(reported: ReportedCard, card: Card, instance: ReportedInstance) -> str | None:
+    """A profile's name from an instance's numbers, as the driver would name it.
+
+    The memory is the fraction of the card in eighths, rounded half up. Eighths leave a choice
+    (a quarter is `1g` with double memory or `2g`, a half `3g` or `4g`) that the multiprocessors
+    of the whole GPU instance decide. `None` where the numbers do not suffice.
+    """
+    if not card.memory_total_bytes or not instance.memory_total_bytes:
+        return None
+    share = instance.memory_total_bytes / card.memory_total_bytes * 8
+    eighths = max(1, math.ceil(share - _EIGHTHS_TOLERANCE))
+    card_gib = math.ceil(card.memory_total_bytes / 2**30)
+    memory_gb = math.floor(eighths / 8 * card_gib + 0.5)
+    family = next((f for f in _FOUR_SLICES if card.card_class.startswith(f + "-")), None)
+    per_slice = (
+        _FOUR_SLICES[family]
+        if family
+        else _SLICE_MULTIPROCESSORS.get((reported.architecture or "").lower(), 0)
+    )
+    own = instance.multiprocessors
+    slices = _slices(eighths, _siblings(reported, instance), per_slice, four=family is not None)
+    if slices is None:
+        return None
+    compute = None
+    if own and per_slice and own < slices * per_slice * _PARTIAL:
+        compute = max(1, round(own / per_slice))
+    return str(Profile(slices, memory_gb, compute))
+
+
+def _siblings(reported: ReportedCard, instance: ReportedInstance) -> int:
+    """The multiprocessors of all compute instances on an instance's GPU instance."""
+    return sum(
+        sibling.multiprocessors or 0
+        for sibling in reported.instances
+        if sibling is instance
+        or (sibling.gpu_instance is not None and sibling.gpu_instance == instance.gpu_instance)
+    )
+
+
+def _slices(eighths: int, multiprocessors: int, per_slice: int, *, four: bool) -> int | None:
+    """Compute slices of a GPU instance with so much memory and so many multiprocessors."""
+    if four:
+        return {2: 1, 4: 2, 8: 4}.get(eighths)
+    if eighths in (1, 8):
+        return {1: 1, 8: 7}[eighths]
+    if not (multiprocessors and per_slice) or eighths not in (2, 4):
+        return None
+    wide = eighths
+    return wide if multiprocessors > (wide - 0.1) * per_slice else wide - 1

@@ -1,0 +1,169 @@
+"""The log on NATS JetStream: `connect` gives a `JetStreamLog`, which keeps the `Log` contract.
+
+This module puts the parts together: `connection` keeps a session alive, `setup` knows the
+streams, `publisher` appends, `reader` follows. Together they are the only users of nats-py.
+Decoding is the caller's.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+
+from llmgw.log import reader, samples, setup
+from llmgw.log.base import Bounds, Entry, Fence, Message
+from llmgw.log.connection import Connection
+from llmgw.log.publisher import Publisher, Stored, StoredReply
+from llmgw.log.session import Session, check_url
+from llmgw.wire import Outgoing
+
+CONNECT_DEADLINE_SECONDS = 10.0
+ANSWER_DEADLINE_SECONDS = 15.0
+PING_INTERVAL_SECONDS = 5.0
+
+
+class JetStreamLog:
+    """One cluster's log on a NATS server, through every loss of the connection.
+
+    Made by `connect`. Use it from the event loop that made it, and close it.
+    """
+
+    def __init__(
+        self, connection: Connection, names: setup.Names, answer_deadline_seconds: float
+    ) -> None:
+        self._connection = connection
+        self._names = names
+        self._deadline_seconds = answer_deadline_seconds
+        self._publisher = Publisher(connection, names, answer_deadline_seconds)
+
+    @property
+    def url(self) -> str:
+        """Where the log is, without credentials."""
+        return self._connection.where
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a live connection at this moment."""
+        return self._connection.live is not None
+
+    @property
+    def samples_dropped(self) -> int:
+        """How many samples were not sent because the connection was away or busy."""
+        return self._publisher.samples_dropped
+
+    async def append(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        message_id: str,
+        expected_last: int | None = None,
+        fence: str | None = None,
+    ) -> int:
+        """Store a message durably and return its sequence; see `Log.append`."""
+        entry = Outgoing(subject, payload, message_id)
+        return await self._publisher.append(entry, Fence.given(fence, expected_last))
+
+    async def append_many(
+        self,
+        entries: Sequence[Entry],
+        *,
+        expected_last: int | None = None,
+        fence: str | None = None,
+    ) -> list[int]:
+        """Store messages in order and return their sequences; see `Log.append_many`."""
+        return await self._publisher.append_many(entries, Fence.given(fence, expected_last))
+
+    def follow(
+        self, start: int = 1, *, subjects: Sequence[str] = (), until: int | None = None
+    ) -> AsyncIterator[Sequence[Message]]:
+        """Yield batches of messages from `start` on; see `Log.follow`."""
+        return reader.follow(
+            self._connection, self._names.log, start, subjects, until, self._deadline_seconds
+        )
+
+    async def last(self, subject: str) -> Message | None:
+        """Return the newest message under a subject filter of any of the cluster's streams."""
+        stream = self._names.stream_of(subject)
+
+        async def attempt(session: Session) -> Stored | None:
+            query = {"last_by_subj": subject}
+            try:
+                return (
+                    await setup.api(session, f"STREAM.MSG.GET.{stream}", query, StoredReply)
+                ).message
+            except setup.ApiError as failure:
+                if failure.code == setup.NO_MESSAGE_FOUND:
+                    return None
+                raise
+
+        found = await self._connection.until_answered(attempt, self._deadline_seconds)
+        if found is None:
+            return None
+        time_ns = setup.nanoseconds(found.time)
+        return Message(found.seq, time_ns, found.subject, base64.b64decode(found.data))
+
+    async def bounds(self) -> Bounds:
+        """Return the first and last sequence of the log, and when it was created."""
+        info = await self._connection.until_answered(
+            partial(setup.stream_info, stream=self._names.log), self._deadline_seconds
+        )
+        created_ns = setup.nanoseconds(info.created)
+        if info.state.messages == 0:
+            return Bounds(0, 0, created_ns)
+        return Bounds(info.state.first_seq, info.state.last_seq, created_ns)
+
+    async def publish_sample(self, subject: str, payload: bytes) -> bool:
+        """Send a sample to the telemetry stream if it can go at once, and tell whether it went.
+
+        Never waits, never fails, is never acknowledged: a sample that cannot go is counted.
+        """
+        return await self._publisher.publish_sample(subject, payload)
+
+    def follow_samples(self, subjects: Sequence[str] = ()) -> AsyncIterator[Sequence[Message]]:
+        """Yield the newest sample of each subject, then new ones as they come, for ever.
+
+        Over a loss of the connection samples may be missed or repeated.
+        """
+        filters = list(subjects) or [f"{self._names.prefix}telemetry.>"]
+        return samples.follow(self._connection, self._names.telemetry, filters)
+
+    def lease_subject(self, name: str) -> str:
+        """Return the subject of a lease (see `llmgw.log.lease`), a key in a key-value bucket."""
+        return f"$KV.{self._names.bucket}.{name}"
+
+    async def close(self) -> None:
+        """Let go of the connection. Safe to call twice."""
+        await self._connection.close()
+
+
+async def connect(
+    url: str,
+    cluster: str,
+    *,
+    name: str,
+    deadline_seconds: float = CONNECT_DEADLINE_SECONDS,
+    answer_deadline_seconds: float = ANSWER_DEADLINE_SECONDS,
+    ping_interval_seconds: float = PING_INTERVAL_SECONDS,
+    replicas: int = 1,
+) -> JetStreamLog:
+    """Connect to a NATS server, set up the cluster's streams where missing, and return the log.
+
+    `url` may hold credentials and several servers, separated by commas; `name` labels the
+    connection on the server. `answer_deadline_seconds` bounds each later append or question,
+    and a server that is silent for twice `ping_interval_seconds` counts as lost. `replicas` is
+    for streams made now. Raises `LogUnreachable` when nothing answers by the deadline, and
+    `LlmgwError` when the URL or cluster name is not valid, the server is too old or has no
+    JetStream, or its streams are not as llmgw needs them.
+    """
+    check_url(url)
+    names = setup.Names(cluster)
+    prepare = partial(setup.set_up, names=names, replicas=replicas)
+    connection = Connection(url, name, prepare, ping_interval_seconds)
+    try:
+        await connection.start(deadline_seconds)
+    except BaseException:
+        await connection.close()
+        raise
+    return JetStreamLog(connection, names, answer_deadline_seconds)

@@ -1,0 +1,76 @@
+"""Hiding what nobody may read: passwords, tokens and prompts in values that are shown or logged.
+
+Pure. It changes only what is displayed, never what is used. Called by the logs, by
+`llmgw config show`, and by whoever puts a program's last words into an event. It errs towards
+hiding: a value under a suspicious name is masked even when it is harmless.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+MASK = "***"
+
+_SENSITIVE = "password|passwd|secret|token|credentials?|authorization|api[_-]?key|private[_-]?key"
+_NAME = re.compile(rf"(?:^|.*[_-])(?:{_SENSITIVE}|cookie|prompt)", re.IGNORECASE)
+_FLAG = re.compile(rf"--?(?:[a-z0-9_-]*[_-])?(?:{_SENSITIVE})", re.IGNORECASE)
+
+# Each keeps its first group and masks the rest of its match: the credentials of an address, what
+# follows `Bearer` or `Authorization:`, and the value of `…key=value` or `"…key": "value"`. Not of
+# `token: value`, which engines print about the tokens of a model.
+_IN_TEXT = (
+    re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s\"',]+(?=@)", re.IGNORECASE),
+    re.compile(r"()[^\s\"',/:@]+:[^\s\"',/]+(?=@)"),
+    re.compile(r"(\bauthorization:\s*(?:[a-z]+\s+)?)[^\s\"',]+", re.IGNORECASE),
+    re.compile(r"(\bbearer\s+)[^\s\"',]+", re.IGNORECASE),
+    re.compile(
+        rf"(\b[a-z0-9_-]*(?:{_SENSITIVE})(?:=[\"']?|[\"']\s*:\s*[\"']))[^\s\"',]+", re.IGNORECASE
+    ),
+)
+
+
+def mask_text(text: str) -> str:
+    """Return `text` with the credentials of URLs, bearer tokens and `…key=value` pairs masked.
+
+    >>> mask_text("connect to nats://ops:hunter2@10.0.0.5:4222 failed")
+    'connect to nats://***@10.0.0.5:4222 failed'
+    """
+    for secret in _IN_TEXT:
+        text = secret.sub(rf"\g<1>{MASK}", text)
+    return text
+
+
+def mask_arguments(arguments: Sequence[str]) -> list[str]:
+    """Return a program's arguments with the value after `--api-key` and its like masked."""
+    return list(_masked_arguments(arguments))
+
+
+def mask_value(name: str, value: object) -> object:
+    """Return `value`, known as `name`, as it may be shown: containers are gone through.
+
+    Numbers pass, so that `max_tokens=512` stays readable.
+    """
+    if isinstance(value, str | bytes):
+        if _NAME.fullmatch(name):
+            return MASK
+        return mask_text(value) if isinstance(value, str) else value
+    if isinstance(value, Mapping):
+        return {key: mask_value(str(key), inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return _masked_items(name, list(value))
+    return value
+
+
+def _masked_items(name: str, items: list[object]) -> list[object]:
+    texts = [item for item in items if isinstance(item, str)]
+    if texts and len(texts) == len(items) and not _NAME.fullmatch(name):
+        return [*mask_arguments(texts)]
+    return [mask_value(name, item) for item in items]
+
+
+def _masked_arguments(arguments: Sequence[str]) -> Iterator[str]:
+    value_is_secret = False
+    for argument in arguments:
+        yield MASK if value_is_secret else mask_text(argument)
+        value_is_secret = _FLAG.fullmatch(argument) is not None

@@ -1,0 +1,117 @@
+"""Engine processes of this machine, as the kernel shows them: found, watched, signalled.
+
+An engine is known by a marker in its environment, which all its children inherit, so what an
+agent started can be found again whatever happened to the agent and to the process group. A
+process is signalled only through a descriptor of it (`pidfd`) whose marker was read after the
+descriptor was opened: a number that was given to another program meanwhile is never touched.
+Linux only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from llmgw.core.stimuli import Key, Start
+
+VARIABLE = "LLMGW_ENGINE"
+_PROC = Path("/proc")
+
+
+class Marker(NamedTuple):
+    """Who started an engine process, and as what. `agent` is the agent's lasting id."""
+
+    agent: str
+    start: Start
+    port: int
+    digest: int
+
+    def text(self) -> str:
+        """Return the value of the environment variable."""
+        start = self.start
+        numbers = (start.key.part, start.generation, start.attempt, self.port, self.digest)
+        return ":".join([self.agent, start.key.replica, *map(str, numbers)])
+
+
+class MarkedProcess(NamedTuple):
+    """A living process with a marker. `born` is in the kernel's clock ticks since boot.
+
+    The leader is the engine itself: the oldest process of its start that leads a group. A child
+    of it can lead a group too, but is younger.
+    """
+
+    born: int
+    pid: int
+    marker: Marker
+    is_leader: bool
+
+
+def parse_marker(text: str) -> Marker | None:
+    """Return the marker that the text says, or `None` when it is none of ours."""
+    words = text.split(":")
+    if len(words) != 7 or not all(word.isdecimal() for word in words[2:]):
+        return None
+    part, generation, attempt, port, digest = map(int, words[2:])
+    return Marker(words[0], Start(Key(words[1], part), generation, attempt), port, digest)
+
+
+def marked_processes(agent: str) -> list[MarkedProcess]:
+    """Return the living processes that carry this agent's marker, oldest first, no zombies."""
+    pids = (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal())
+    found = sorted(p for pid in pids if (p := _marked(pid)) is not None and p.marker.agent == agent)
+    engines: dict[Start, int] = {}
+    for process in found:
+        if process.is_leader:
+            engines.setdefault(process.marker.start, process.pid)
+    return [p._replace(is_leader=engines.get(p.marker.start) == p.pid) for p in found]
+
+
+def _marked(pid: int) -> MarkedProcess | None:
+    """Read one process; it may end, or belong to somebody else, at any moment."""
+    try:
+        environment = (_PROC / str(pid) / "environ").read_bytes()
+        if VARIABLE.encode() not in environment:
+            return None
+        for pair in environment.split(b"\0"):
+            name, _, value = pair.partition(b"=")
+            if name == VARIABLE.encode():
+                marker = parse_marker(value.decode(errors="replace"))
+                if marker is not None:
+                    return MarkedProcess(_born(pid), pid, marker, os.getpgid(pid) == pid)
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def _born(pid: int) -> int:
+    """Return when a process started. Its name, which comes before, may hold anything."""
+    after_name = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2]
+    return int(after_name.split()[19])
+
+
+@contextmanager
+def pidfd(pid: int) -> Iterator[int]:
+    """Open a descriptor of a process for the block. Raises `ProcessLookupError` if it is gone."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def signal_marked(marker: Marker, number: signal.Signals, *, leader_only: bool = False) -> int:
+    """Signal every process of one start; return how many there were."""
+    count = 0
+    for process in marked_processes(marker.agent):
+        if process.marker.start != marker.start or (leader_only and not process.is_leader):
+            continue
+        with suppress(ProcessLookupError, PermissionError), pidfd(process.pid) as descriptor:
+            again = _marked(process.pid)
+            if again is not None and again.marker == process.marker:
+                signal.pidfd_send_signal(descriptor, number)
+                count += 1
+    return count

@@ -1,0 +1,138 @@
+"""What each setting may be, and how it is read from text or TOML.
+
+Only functions from a value to a checked value; where values come from is llmgw.settings' affair,
+and it is the only caller.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+NAME_CHARACTERS = frozenset(string.ascii_letters + string.digits + "_-")
+"""What a cluster's or node's name may be made of, because it becomes a token of a subject."""
+
+
+class Kind(NamedTuple):
+    """How a value is read, from text or from TOML. `read` raises `ValueError` when it is wrong."""
+
+    read: Callable[[object], object]
+    allowed: str
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str | Path) or not str(value).strip():
+        raise ValueError
+    return str(value)
+
+
+def _matching(pattern: str) -> Callable[[object], str]:
+    expression = re.compile(pattern)
+
+    def read(value: object) -> str:
+        if not expression.fullmatch(_text(value)):
+            raise ValueError
+        return str(value)
+
+    return read
+
+
+def _one_of(*choices: str) -> Kind:
+    return Kind(_matching("|".join(map(re.escape, choices))), ", ".join(choices))
+
+
+def _seconds(least: float, most: float) -> Kind:
+    def read(value: object) -> float:
+        seconds = float(str(value))
+        if not least <= seconds <= most:
+            raise ValueError
+        return seconds
+
+    return Kind(read, f"a number of seconds from {least:g} to {most:g}")
+
+
+def _switch(value: object) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True}
+    words |= {"0": False, "false": False, "no": False, "off": False}
+    try:
+        return words[str(value).lower()]
+    except KeyError:
+        raise ValueError from None
+
+
+def _path(value: object) -> Path:
+    return Path(_text(value)).expanduser().absolute()
+
+
+def _program(value: object) -> str:
+    text = _text(value)
+    return str(Path(text).expanduser()) if "/" in text else text
+
+
+def _port(text: str, least: int) -> int:
+    port = int(text)
+    if not least <= port <= 65_535:
+        raise ValueError
+    return port
+
+
+def _port_range(value: object) -> str:
+    first, last = (_port(text, 1_024) for text in _text(value).split("-"))
+    if first > last:
+        raise ValueError
+    return f"{first}-{last}"
+
+
+def _host(value: object) -> str:
+    text = _text(value)
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", text):
+        ip_address(text)
+    return text
+
+
+def _host_and_port(value: object) -> str:
+    host, _, port = _text(value).rpartition(":")
+    _host(host.removeprefix("[").removesuffix("]"))
+    return f"{host}:{_port(port, 0)}"
+
+
+def _servers(value: object) -> str:
+    servers = [server.strip() for server in _text(value).split(",")]
+    for server in servers:
+        parts = urlsplit(server)
+        if (
+            parts.scheme not in {"nats", "tls", "ws", "wss"}
+            or not parts.hostname
+            or parts.port == 0
+        ):
+            raise ValueError
+    return ",".join(servers)
+
+
+_NAME = Kind(_matching(r"[A-Za-z0-9_-]{1,63}"), "1 to 63 of A-Z, a-z, 0-9, _ and -")
+_PROGRAM = Kind(_program, "a program's name or path")
+
+KINDS: Mapping[str, Kind] = {
+    "node": _NAME,
+    "data": Kind(_path, "a folder"),
+    "nats_url": Kind(_servers, "nats://HOST:PORT (or tls, ws, wss), several with commas between"),
+    "cluster": _NAME,
+    "backend": _one_of("auto", "nvml", "nvidia-smi", "cpu"),
+    "cpu_device": Kind(_switch, "true or false"),
+    "nvidia_smi": _PROGRAM,
+    "nvml_library": Kind(_program, "a library's name or path"),
+    "llama_server": _PROGRAM,
+    "vllm": _PROGRAM,
+    "sglang": _PROGRAM,
+    "host": Kind(_host, "an IP address or a host name"),
+    "port_range": Kind(_port_range, "FIRST-LAST, both from 1024 to 65535"),
+    "sample_seconds": _seconds(0.1, 3_600),
+    "node_lost_seconds": _seconds(1, 86_400),
+    "listen": Kind(_host_and_port, "HOST:PORT; port 0 takes a free one"),
+    "log_level": _one_of("debug", "info", "warning", "error"),
+}

@@ -1,0 +1,1 @@
+"""Servers that run in a process of their own where an engine ships none that llmgw can start."""

@@ -1,0 +1,325 @@
+"""A seeded simulation of a whole cluster under faults: the same seed gives the same history.
+
+    python -m llmgw.testing.simulator --seeds 1000
+    python -m llmgw.testing.simulator --seed 17 --seeds 1
+
+Two controllers, three machines and a log run the real core while processes die between any two
+steps, machines restart, folders are lost, messages come late, twice or not at all, and engines
+crash, hang and ignore signals. After every step the invariants are checked. Then the faults stop,
+and within a bound everything that is wanted must run, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+
+from llmgw import wire
+from llmgw.catalog.entries import Entry
+from llmgw.core import events as e
+from llmgw.core import stimuli as s
+from llmgw.core.cluster import Cluster, Replica, unit
+from llmgw.core.commands import SetAssignments
+from llmgw.core.decide import decide
+from llmgw.core.fold import apply
+from llmgw.core.placement import Held, Placed, place
+from llmgw.testing.builders import CLUSTER, TIME, applied, card, entry, instance, processor, whole
+from llmgw.testing.invariants import check, restored, snapshot
+from llmgw.testing.simulated import Agent, Controller, Crash, Dice, Log, Violation
+
+STEPS_WITH_FAULTS = 400
+STEPS_TO_CALM_DOWN = 6000
+
+
+class Outcome(msgspec.Struct):
+    """What one seed came to. `violation` is `None` when every promise held."""
+
+    seed: int
+    steps: int
+    injected: Counter[str]
+    violation: str | None
+    messages: int
+
+
+class Simulation:
+    """One seeded history."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.steps = 0
+        self.dice = Dice(seed)
+        self.log = Log(self.dice)
+        self.controllers = [Controller(name, self.log, self.dice) for name in ("a", "b")]
+        self.agents = list(self._machines())
+        self._asked = 0
+
+    def _machines(self) -> Iterator[Agent]:
+        cards = [card(0, domain="nvlink-0"), card(1, domain="nvlink-0"), card(2)]
+        split = card(0, of_class="a100-80g", mig=True, uuid="GPU-split")
+        yield Agent("n1", [whole(c) for c in cards], self.log, self.dice)
+        instances = [instance(split, 0), instance(split, 1)]
+        yield Agent("n2", [processor(8), *instances], self.log, self.dice)
+        yield Agent("n3", [whole(card(0, uuid="GPU-n3")), processor(16)], self.log, self.dice)
+
+    # --- the history -----------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Run to the end, or to the first violation."""
+        violation = None
+        try:
+            self._misbehave()
+            self._calm_down()
+            self._check_the_end()
+        except AssertionError as error:
+            violation = str(error)
+        return Outcome(self.seed, self.steps, self.dice.injected, violation, len(self.log.messages))
+
+    def _misbehave(self) -> None:
+        for agent in self.agents:
+            agent.start()
+        self._ask()
+        for _ in range(STEPS_WITH_FAULTS):
+            self._break_something()
+            self._step()
+
+    def _step(self) -> None:
+        self.steps += 1
+        roll = self.dice.random.random()
+        if roll < 0.35:
+            self._step_controller(self.dice.random.choice(self.controllers))
+        elif roll < 0.99 or self.dice.calm:
+            self.dice.random.choice(self.agents).step()
+        else:
+            self._ask()
+
+    def _step_controller(self, controller: Controller) -> None:
+        try:
+            controller.fold(self.dice.random.choice((1, 3, 100)))
+            if controller.leads:
+                self._watch(controller)
+                controller.lead()
+            elif not self._has_leader() or self.dice.fault("message", "lease lost", 0.5):
+                controller.stand()
+        except Crash:
+            controller.restart()
+
+    def _has_leader(self) -> bool:
+        return any(controller.leads for controller in self.controllers)
+
+    def _watch(self, controller: Controller) -> None:
+        """Note who is silent and who is heard again, as the shell does from telemetry."""
+        for agent in self.agents:
+            node = controller.state.nodes.get(agent.name)
+            if node is None or controller.planned or self.dice.random.random() > 0.05:
+                continue
+            heard = agent.machine is not None and agent.connected
+            if node.lost and heard:
+                controller.note(e.NodeReturned(term=controller.state.term, node=agent.name))
+            elif node.started and not node.lost and not heard:
+                lost = e.NodeLost(term=controller.state.term, node=agent.name, silent_seconds=15)
+                controller.note(lost)
+
+    # --- what is wanted, and what breaks -----------------------------------------------------------
+
+    def _ask(self) -> None:
+        """The operator applies another catalog."""
+        self._asked += 1
+        wanted = [x for x in self._some_entries() if self.dice.random.random() < 0.8]
+        message = wire.encode_event(
+            CLUSTER, applied(*wanted), session="operator", number=self._asked, time=TIME
+        )
+        self.log.append(message)
+        if self.dice.fault("message", "operator's event doubled", 10):
+            self.log.append(message._replace(message_id=f"{message.message_id}-again"))
+
+    def _some_entries(self) -> Iterator[Entry]:
+        choose = self.dice.random.choice
+        quick = {"start_seconds": 20.0, "stop_seconds": 2.0}
+        variant = {"context": choose((None, 4096)), **quick}
+        yield entry("pair", gib=40, gpus=2, **quick)
+        yield entry("one", gib=choose((20, 30)), replicas=choose((0, 1, 2)), **variant)
+        yield entry("slice", "a100-*-mig-*", "l40s-*", replicas=choose((1, 3)), **variant)
+        yield entry("small", "cpu", gib=choose((3, 5)), replicas=choose((1, 2, 6)), **variant)
+        yield entry("huge", "l40s-48g", "cpu", gib=100, **quick)
+
+    def _break_something(self) -> None:
+        agent = self.dice.random.choice(self.agents)
+        if agent.machine is None:
+            if self.dice.random.random() < 0.1:
+                agent.start()
+        elif self.dice.fault("crash", "agent killed"):
+            agent.die()
+        elif self.dice.fault("machine", "machine rebooted", 0.5):
+            agent.reboot()
+        elif self.dice.fault("machine", "agent's folder lost", 0.3):
+            agent.wipe()
+        elif self.dice.fault("crash", "agent shut down", 0.5):
+            agent.inbox.append(s.ShutdownRequested(self.dice.random.random() < 0.5))
+        if not agent.connected:
+            agent.connected = self.dice.random.random() < 0.05
+        elif self.dice.fault("message", "agent cut off"):
+            agent.connected = False
+        if self.dice.fault("crash", "controller killed", 0.5):
+            self.dice.random.choice(self.controllers).restart()
+
+    # --- the end -----------------------------------------------------------------------------------
+
+    def _calm_down(self) -> None:
+        self.dice.calm = True
+        for agent in self.agents:
+            agent.connected = True
+        for step in range(STEPS_TO_CALM_DOWN):
+            self._step()
+            for agent in self.agents:
+                if agent.machine is None:
+                    agent.start()
+            if step % 50 == 49 and self._is_settled():
+                return
+        raise Violation(f"not quiet after {STEPS_TO_CALM_DOWN} steps: {self._unsettled()}")
+
+    def _is_settled(self) -> bool:
+        return self._unsettled() == ""
+
+    def _unsettled(self) -> str:
+        """Return why this is not the end yet."""
+        busy = [a.name for a in self.agents if not a.quiet]
+        if busy:
+            return f"{', '.join(busy)} busy"
+        leaders = [c for c in self.controllers if c.leads and c.behind == 0 and not c.planned]
+        if not leaders:
+            return "no leader that has folded all"
+        state = leaders[0].state
+        decisions = decide(state)
+        if decisions:
+            return f"still deciding: {decisions[0]}"
+        lost = [node.name for node in state.nodes.values() if node.lost or not node.started]
+        if lost:
+            return f"{', '.join(lost)} not there"
+        return next(self._wrong(state), "")
+
+    def _wrong(self, state: Cluster) -> Iterator[str]:
+        """Yield where what runs is not what is wanted."""
+        for model in state.models.values():
+            there = [r for r in state.replicas.values() if r.model == model.entry.name]
+            current = sum(1 for r in there if r.entry == unit(model.entry))
+            if current + model.missing != model.entry.replicas:
+                yield f"{current} of {model.entry.replicas} {model.entry.name}"
+            if len(there) - current > model.missing:
+                yield f"{len(there) - current} outdated {model.entry.name}, {model.missing} missing"
+            if model.missing and isinstance(place(state, model.entry, Held()), Placed):
+                yield f"{model.entry.name} fits and is not placed"
+        for replica in state.replicas.values():
+            if not _serves(replica):
+                yield f"{replica.name} is not serving: {replica.parts} retired: {replica.retired}"
+        for agent in self.agents:
+            yield from _wrong_engines(state, agent)
+
+    def _check_the_end(self) -> None:
+        state = self._replayed()
+        for controller in self.controllers:
+            controller.fold(controller.behind)
+            if snapshot(controller.state) != snapshot(state):
+                raise Violation(f"controller {controller.name} does not hold what replay gives")
+        self._check_outcomes()
+        self._check_stays_quiet()
+
+    def _replayed(self) -> Cluster:
+        """Fold the log again, through a snapshot in its middle."""
+        state = Cluster()
+        middle = len(self.log.messages) // 2
+        for index in range(len(self.log.messages)):
+            apply(state, self.log.record(index))
+            check(state)
+            if index == middle:
+                state = restored(snapshot(state))
+        return state
+
+    def _check_outcomes(self) -> None:
+        """Every command that an agent took came to one outcome (I5)."""
+        agents = {agent.name: agent for agent in self.agents}
+        sent: Counter[tuple[str, int, int]] = Counter()
+        ended: Counter[tuple[str, int, int]] = Counter()
+        for index in range(len(self.log.messages)):
+            record = self.log.record(index)
+            body = record.body
+            if isinstance(body, SetAssignments):
+                taken = record.sequence >= agents[body.node].first_command
+                sent[body.node, body.term, body.revision] += taken
+            elif isinstance(body, e.CommandCompleted | e.CommandRefused | e.CommandSuperseded):
+                ended[record.node, body.term, body.revision] += 1
+        for key in sent.keys() | ended.keys():
+            if ended[key] != sent[key] and not agents[key[0]].wiped:
+                raise Violation(f"command {key} was sent {sent[key]} and ended {ended[key]} times")
+
+    def _check_stays_quiet(self) -> None:
+        """Without faults and wishes nothing more is written (I9)."""
+        before = len(self.log.messages)
+        for _ in range(300):
+            self._step()
+        if len(self.log.messages) > before:
+            news = self.log.record(before).body
+            raise Violation(f"not quiet: {news}")
+
+
+def _serves(replica: Replica) -> bool:
+    return replica.retired is None and all(part.phase == "ready" for part in replica.parts)
+
+
+def _wrong_engines(state: Cluster, agent: Agent) -> Iterator[str]:
+    node = state.nodes[agent.name]
+    wanted = {
+        (replica.name, number)
+        for replica in state.replicas.values()
+        for number, part in enumerate(replica.parts)
+        if part.node == agent.name
+    }
+    running = {tuple(engine.start.key) for engine in agent.engines}
+    if wanted != running:
+        yield f"{agent.name} runs {sorted(running)}, wanted are {sorted(wanted)}"
+    if node.strays or node.retiring or node.conditions:
+        yield f"{agent.name} has {node.strays} {node.retiring} {node.conditions}"
+    if not node.revision == node.commanded == node.ended:
+        yield f"{agent.name} has ended {node.ended}, was told {node.commanded} of {node.revision}"
+
+
+# --- the command line --------------------------------------------------------------------------------
+
+
+def simulate(first_seed: int, seeds: int) -> Iterator[Outcome]:
+    """Run one simulation for each of `seeds` seeds, from `first_seed` up."""
+    for seed in range(first_seed, first_seed + seeds):
+        yield Simulation(seed).run()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run seeds and print what happened; the exit status is 1 if a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m llmgw.testing.simulator", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=200, help="how many histories to run")
+    parser.add_argument("--seed", type=int, help="the first seed (default: the time)")
+    given = parser.parse_args(arguments)
+    first = given.seed if given.seed is not None else int(time.time()) % 1_000_000
+    steps, violations = 0, 0
+    injected: Counter[str] = Counter()
+    for outcome in simulate(first, given.seeds):
+        steps += outcome.steps
+        injected += outcome.injected
+        if outcome.violation is not None:
+            violations += 1
+            print(f"seed {outcome.seed}: {outcome.violation}", file=sys.stderr)  # noqa: T201
+            print(f"  again: --seed {outcome.seed} --seeds 1", file=sys.stderr)  # noqa: T201
+    for name, count in sorted(injected.items()):
+        print(f"  {count:7} {name}")  # noqa: T201
+    print(  # noqa: T201
+        f"{given.seeds} seeds from {first}, {steps} steps, {injected.total()} faults injected, "
+        f"{violations} violations"
+    )
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,145 @@
+"""`llmgw up`: everything on one machine, in one process tree, until Ctrl-C.
+
+It runs an embedded nats-server (unless one is named), a controller and an agent as children, has
+the catalog applied, and tells what happens by following the log like any other reader. Stopped
+cleanly it ends the engines first; started again on the same data it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import msgspec
+import structlog
+
+from llmgw.catalog.entries import Catalog
+from llmgw.catalog.load import load
+from llmgw.children import Child
+from llmgw.errors import UsageError
+from llmgw.folder import held, unusable
+from llmgw.log.embedded import EmbeddedServer, embedded_server
+from llmgw.log.jetstream import connect
+from llmgw.settings import ENDPOINT_FILE, NAMES, Settings
+from llmgw.telling import say, tell
+
+AGENT_GRACE_SECONDS = 60.0
+CONTROLLER_GRACE_SECONDS = 10.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+log = structlog.get_logger()
+
+
+async def run_up(settings: Settings, catalog: Path | None) -> None:
+    """Run a whole cluster on this machine until SIGINT or SIGTERM.
+
+    Raises `CatalogError` before anything is started, and `DataFolderError` when the data folder
+    cannot be used or another `llmgw up` uses it.
+    """
+    wanted = load(catalog).catalog if catalog is not None else None
+    with held(settings.data, "llmgw up"):
+        async with _server(settings) as (url, server):
+            _write_endpoint(settings.data, url)
+            try:
+                await _run(settings, url, server, wanted, catalog)
+            finally:
+                (settings.data / ENDPOINT_FILE).unlink(missing_ok=True)
+
+
+@contextlib.asynccontextmanager
+async def _server(settings: Settings) -> AsyncIterator[tuple[str, EmbeddedServer | None]]:
+    if settings.nats_url is not None:
+        yield settings.nats_url, None
+        return
+    host, port = _listen(settings.listen)
+    async with embedded_server(settings.data, port, host) as server:
+        yield server.url, server
+
+
+def _listen(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if host.strip("[]") not in LOOPBACK:
+        raise UsageError(
+            f"--listen {address}: the embedded server has no passwords, so it listens on "
+            "loopback only (127.0.0.1). To serve other machines, run a nats-server with "
+            "accounts and name it with LLMGW_NATS_URL"
+        )
+    return host.strip("[]"), int(port)
+
+
+def _write_endpoint(data: Path, url: str) -> None:
+    """Let `llmgw ctl` on the same data find the server. Replaced whole, never half written."""
+    path = data / ENDPOINT_FILE
+    part = path.with_suffix(".new")
+    try:
+        part.write_bytes(msgspec.json.encode({"nats_url": url, "pid": os.getpid()}))
+        part.chmod(0o600)
+        part.replace(path)
+    except OSError as error:
+        raise unusable(data, error) from error
+
+
+async def _run(
+    settings: Settings,
+    url: str,
+    server: EmbeddedServer | None,
+    catalog: Catalog | None,
+    file: Path | None,
+) -> None:
+    found = await connect(url, settings.cluster, name="llmgw up")
+    controller, agent = _children(settings, url)
+    say(f"log: {found.url}, data: {settings.data}")
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(controller.keep)
+            tasks.start_soon(agent.keep)
+            if server is not None:
+                tasks.start_soon(_keep_server, server)
+            tasks.start_soon(tell, settings, found, catalog, file)
+            await _until_told_to_stop()
+            say("stopping: engines first")
+            await agent.stop(AGENT_GRACE_SECONDS)
+            await controller.stop(CONTROLLER_GRACE_SECONDS)
+            tasks.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await agent.stop(AGENT_GRACE_SECONDS)
+            await controller.stop(CONTROLLER_GRACE_SECONDS)
+            await found.close()
+    say("stopped")
+
+
+def _children(settings: Settings, url: str) -> tuple[Child, Child]:
+    """Return controller and agent, with every setting in force handed to them."""
+    values = {name: getattr(settings, name) for name in NAMES} | {"nats_url": url}
+    environment = {
+        f"LLMGW_{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in values.items()
+        if value is not None
+    }
+    folder = settings.data / "logs"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unusable(settings.data, error) from error
+    return (
+        Child("controller", ["controller", "run"], environment, folder),
+        Child("agent", ["agent", "run", "--stop-engines"], environment, folder),
+    )
+
+
+async def _keep_server(server: EmbeddedServer) -> None:
+    while True:
+        code = await server.wait()
+        log.warning("log_server_ended", exit_code=code)
+        await server.restart()
+
+
+async def _until_told_to_stop() -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            return

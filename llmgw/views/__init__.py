@@ -1,0 +1,49 @@
+"""What people and programs are shown: pure projections of the folded state, as plain rows.
+
+A view reads a `Cluster` (or records) and returns frozen rows; it formats no table and knows no
+terminal. The command line prints them, tests compare them. Sizes are bytes, times RFC 3339 in
+UTC, and what is not known is absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llmgw.core.cluster import Cluster
+from llmgw.views.devices import DeviceRow, devices
+from llmgw.views.events import EventRow, RejectedRow, concerns, events, rejected
+from llmgw.views.forecast import Consequence, consequences
+from llmgw.views.nodes import NodeRow, nodes
+from llmgw.views.replicas import ReplicaRow, replicas
+from llmgw.views.status import Status, status
+
+View = Callable[[Cluster], Any]
+
+VIEWS: Mapping[str, View] = {
+    "status": status,
+    "nodes": nodes,
+    "devices": devices,
+    "replicas": replicas,
+}
+"""The views of a state by name, as `ctl NAME` and `ctl replay --view NAME` know them."""
+
+__all__ = [
+    "VIEWS",
+    "Consequence",
+    "DeviceRow",
+    "EventRow",
+    "NodeRow",
+    "RejectedRow",
+    "ReplicaRow",
+    "Status",
+    "View",
+    "concerns",
+    "consequences",
+    "devices",
+    "events",
+    "nodes",
+    "rejected",
+    "replicas",
+    "status",
+]

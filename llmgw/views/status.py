@@ -1,0 +1,162 @@
+"""The cluster at a glance: who leads, what is served and what is not, what is free, what is odd."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from llmgw.core.cluster import Cluster, Replica
+from llmgw.core.values import Phase
+from llmgw.views.devices import devices
+from llmgw.views.shared import Row, as_time, node_state, part_phase
+
+# A replica is as well as its worst part.
+_WORST_FIRST: tuple[Phase, ...] = (
+    "lost",
+    "failed",
+    "stopping",
+    "stopped",
+    "assigned",
+    "starting",
+    "ready",
+)
+
+
+class ModelRow(Row, frozen=True, kw_only=True):
+    """One model: how many replicas are wanted, and in which phase those are that there are.
+
+    `missing` are those that fit nowhere; `refusals` counts, for each reason, the devices that
+    it rules out. A model that left the catalog wants none and is listed while it still runs.
+    """
+
+    model: str
+    wanted: int
+    ready: int
+    starting: int
+    failed: int
+    lost: int
+    stopping: int
+    missing: int
+    refusals: dict[str, int] = {}
+
+
+class ClassRow(Row, frozen=True, kw_only=True):
+    """The devices of one class. `total` is the sum of the others. The class can be unknown."""
+
+    device_class: str = msgspec.field(name="class")
+    total: int
+    free: int
+    held: int
+    excluded: int
+
+
+class NodeCounts(Row, frozen=True, kw_only=True):
+    """How many nodes are in which state."""
+
+    up: int
+    lost: int
+    stopped: int
+
+
+class Oddities(Row, frozen=True, kw_only=True):
+    """Records that changed nothing, since the log began (`unexpected` ones did)."""
+
+    unreadable: int
+    unknown: int
+    void: int
+    duplicates: int
+    unexpected: int
+
+
+class Status(Row, frozen=True, kw_only=True):
+    """The cluster as of `sequence`.
+
+    `leader` is who was elected last; whether it still lives is not in the log. `needs_upgrade`
+    names a type that this version is too old for. `pending_catalog` is the sequence of a catalog
+    that no controller has answered yet.
+    """
+
+    cluster: str | None = None
+    sequence: int
+    time: str | None = None
+    term: int
+    leader: str | None = None
+    models: tuple[ModelRow, ...]
+    devices: tuple[ClassRow, ...]
+    nodes: NodeCounts
+    records: Oddities
+    needs_upgrade: str | None = None
+    catalog: int | None = None
+    pending_catalog: int | None = None
+    rejected_catalog: tuple[str, ...] = ()
+
+
+def status(state: Cluster, cluster: str | None = None) -> Status:
+    """Return the cluster at a glance. `cluster` is its name, which the state does not hold."""
+    nodes = Counter(node_state(node) for node in state.nodes.values())
+    return Status(
+        cluster=cluster,
+        sequence=state.sequence,
+        time=as_time(state.time_ns),
+        term=state.term,
+        leader=state.leader or None,
+        models=tuple(_models(state)),
+        devices=tuple(_classes(state)),
+        nodes=NodeCounts(up=nodes["up"], lost=nodes["lost"], stopped=nodes["stopped"]),
+        records=Oddities(
+            unreadable=state.unreadable,
+            unknown=state.unknown,
+            void=state.void,
+            duplicates=state.duplicates,
+            unexpected=state.unexpected,
+        ),
+        needs_upgrade=state.needs_upgrade,
+        catalog=state.catalog_sequence or None,
+        pending_catalog=state.pending_sequence if state.pending is not None else None,
+        rejected_catalog=state.rejected_catalog,
+    )
+
+
+def _models(state: Cluster) -> list[ModelRow]:
+    phases: dict[str, Counter[str]] = {name: Counter() for name in state.models}
+    for replica in state.replicas.values():
+        phases.setdefault(replica.model, Counter())[_phase(state, replica)] += 1
+    return [_model(state, name, counts) for name, counts in phases.items()]
+
+
+def _model(state: Cluster, name: str, phases: Counter[str]) -> ModelRow:
+    model = state.models.get(name)
+    return ModelRow(
+        model=name,
+        wanted=model.entry.replicas if model else 0,
+        ready=phases["ready"],
+        starting=phases["assigned"] + phases["starting"],
+        failed=phases["failed"],
+        lost=phases["lost"],
+        stopping=phases["stopping"] + phases["stopped"],
+        missing=model.missing if model else 0,
+        refusals=dict(model.refusals) if model else {},
+    )
+
+
+def _phase(state: Cluster, replica: Replica) -> Phase:
+    if replica.retired is not None:
+        return "stopping"
+    return min((part_phase(state, part) for part in replica.parts), key=_WORST_FIRST.index)
+
+
+def _classes(state: Cluster) -> list[ClassRow]:
+    counts: dict[str, Counter[str]] = {}
+    for row in devices(state):
+        counts.setdefault(row.device_class or "unknown", Counter())[row.state] += 1
+    return [
+        ClassRow(
+            device_class=name,
+            total=count.total(),
+            free=count["free"],
+            held=count["held"],
+            excluded=count["excluded"],
+        )
+        for name, count in sorted(counts.items())
+    ]

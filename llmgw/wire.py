@@ -1,0 +1,341 @@
+"""Bytes to records and back: subjects, CloudEvents envelopes, message ids, upcasts.
+
+Pure. Everything on the log passes through here in both directions, so this is where bytes from
+outside are distrusted: size and depth are checked before decoding, types and ranges while
+decoding, and the writer's name against the subject that the server let it publish on. `decode`
+never raises; what it cannot read comes back as a record that says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from llmgw.core.commands import SetAssignments
+from llmgw.core.events import EVENTS, Event
+from llmgw.core.records import Body, NewerVersion, Record, UnknownType, Unreadable
+from llmgw.core.telemetry import NodeSample
+from llmgw.core.values import Origin
+from llmgw.errors import MalformedRecord, UsageError
+
+MAX_PAYLOAD_BYTES = 1_048_576
+MAX_DEPTH = 32
+SHALLOW_BYTES = 1_024
+"""So few bytes cannot be nested deep enough to exhaust any thread's stack."""
+TYPE_PREFIX = "llmgw."
+
+_TOKEN_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
+
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BRACKETS = re.compile(rb"[\[\]{}]")
+
+_UNDECODABLE = (msgspec.MsgspecError, MalformedRecord, ValueError, RecursionError)
+
+T = TypeVar("T")
+
+
+class Envelope(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """CloudEvents 1.0 in JSON. `dataversion`, `session` and `number` are extension attributes."""
+
+    specversion: Literal["1.0"] = "1.0"
+    type: str
+    id: str
+    source: str
+    time: str
+    datacontenttype: Literal["application/json"] = "application/json"
+    dataversion: int
+    session: str
+    number: int
+    data: T
+
+
+class _Incoming(msgspec.Struct, Generic[T], frozen=True, kw_only=True, gc=False):
+    """What is read of an envelope: the rest (id, time, content type) is for other readers.
+
+    Making fewer strings is a quarter of the cost of reading a small event.
+    """
+
+    specversion: Literal["1.0"]
+    type: str
+    source: str
+    dataversion: int
+    session: str
+    number: int
+    data: T
+
+
+class Outgoing(NamedTuple):
+    """A message ready to be appended. `message_id` makes repeating it harmless."""
+
+    subject: str
+    payload: bytes
+    message_id: str
+
+
+class _Route(NamedTuple):
+    origin: Origin
+    node: str
+    wire: str
+    type: str
+    source: str
+    version: int
+    decode: Callable[[bytes], _Incoming[Any]] | None
+
+
+# A newer writer's version: upcast functions take the decoded data of (type, version) and return
+# the data of version + 1. Empty until a released version changes.
+Upcast = Callable[[dict[str, Any]], dict[str, Any]]
+UPCASTS: dict[tuple[str, int], Upcast] = {}
+
+_encoder = msgspec.json.Encoder()
+_KNOWN: Mapping[str, type[Any]] = {**EVENTS, SetAssignments.wire: SetAssignments}
+_DECODERS = {
+    wire: msgspec.json.Decoder(_Incoming[known])  # type: ignore[valid-type]
+    for wire, known in _KNOWN.items()
+}
+_ANY: msgspec.json.Decoder[_Incoming[Any]] = msgspec.json.Decoder(_Incoming[dict[str, Any]])
+
+
+def check_token(name: str, what: str) -> str:
+    """Return `name` if it can be one token of a subject, else raise `UsageError`."""
+    if not 1 <= len(name) <= 63 or not _TOKEN_CHARACTERS.issuperset(name):
+        raise UsageError(
+            f"{what} {name!r} is not valid: use 1 to 63 of the characters A-Z a-z 0-9 _ -"
+        )
+    return name
+
+
+def prefix(cluster: str) -> str:
+    """Return what every subject of the cluster begins with, without the final dot."""
+    return f"llmgw.v1.{cluster}"
+
+
+def event_subject(cluster: str, event: type[Event] | Event, node: str = "") -> str:
+    """Return the subject that an event of this class is written to."""
+    writer = f"node.{node}" if event.origin == "node" else event.origin
+    return f"{prefix(cluster)}.event.{writer}.{event.wire}"
+
+
+def command_subject(cluster: str, node: str) -> str:
+    """Return the subject of the commands for one node."""
+    return f"{prefix(cluster)}.command.{node}"
+
+
+def telemetry_subject(cluster: str, node: str) -> str:
+    """Return the subject of one node's samples."""
+    return f"{prefix(cluster)}.telemetry.{node}"
+
+
+def controller_fence(cluster: str) -> str:
+    """Return the filter over which a controller's append expects a last sequence."""
+    return f"{prefix(cluster)}.event.controller.>"
+
+
+def encode_event(
+    cluster: str, event: Event, *, node: str = "", session: str, number: int, time: str
+) -> Outgoing:
+    """Return the message for an event. `time` is RFC 3339 and only for display."""
+    writer = f"node/{node}" if event.origin == "node" else event.origin
+    return _outgoing(
+        event_subject(cluster, event, node),
+        Envelope(
+            type=TYPE_PREFIX + event.wire,
+            id=f"{writer}/{session}/{number}",
+            source=f"/llmgw/{cluster}/{writer}",
+            time=time,
+            dataversion=event.version,
+            session=session,
+            number=number,
+            data=event,
+        ),
+    )
+
+
+def encode_command(cluster: str, command: SetAssignments, *, time: str) -> Outgoing:
+    """Return the message for a command. Deciding it again gives the same message id."""
+    return _outgoing(
+        command_subject(cluster, command.node),
+        Envelope(
+            type=TYPE_PREFIX + command.wire,
+            id=f"command/{command.node}/{command.term}/{command.revision}",
+            source=f"/llmgw/{cluster}/controller",
+            time=time,
+            dataversion=command.version,
+            session=f"term-{command.term}",
+            number=command.revision,
+            data=command,
+        ),
+    )
+
+
+def _outgoing(subject: str, envelope: Envelope[Any]) -> Outgoing:
+    payload = _encoder.encode(envelope)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise MalformedRecord(
+            f"{envelope.type} on {subject} would take {len(payload)} bytes; "
+            f"the log takes {MAX_PAYLOAD_BYTES} at most"
+        )
+    return Outgoing(subject, payload, envelope.id)
+
+
+def encode_sample(cluster: str, sample: NodeSample, *, time: str) -> Outgoing:
+    """Return the message for a telemetry sample."""
+    return _outgoing(
+        telemetry_subject(cluster, sample.node),
+        Envelope(
+            type=TYPE_PREFIX + sample.wire,
+            id=f"telemetry/{sample.node}/{sample.session}/{sample.number}",
+            source=f"/llmgw/{cluster}/node/{sample.node}",
+            time=time,
+            dataversion=sample.version,
+            session=sample.session,
+            number=sample.number,
+            data=sample,
+        ),
+    )
+
+
+_SAMPLES: msgspec.json.Decoder[Envelope[NodeSample]] = msgspec.json.Decoder(Envelope[NodeSample])
+
+
+def decode_sample(subject: str, payload: bytes) -> Envelope[NodeSample]:
+    """Return the sample in a telemetry message. Raises `MalformedRecord`."""
+    try:
+        _check_size_and_depth(payload)
+        envelope = _SAMPLES.decode(payload)
+    except _UNDECODABLE as error:
+        raise MalformedRecord(f"{subject}: {error}") from error
+    if subject.rsplit(".", 1)[-1] != envelope.data.node:
+        raise MalformedRecord(f"{subject}: a sample that names node {envelope.data.node!r}")
+    return envelope
+
+
+def decode(sequence: int, time_ns: int, subject: str, payload: bytes) -> Record:
+    """Return the record of one message of the log. Never raises."""
+    route = _route(subject)
+    if route is None:
+        body = Unreadable(subject, "the subject is not one of llmgw's")
+        return Record(sequence, time_ns, "operator", "", "", 0, body)
+    origin, node, wire, wire_type, source, version, read = route
+    if read is None:
+        return _unread(sequence, time_ns, route, UnknownType(wire))
+    try:
+        if len(payload) > SHALLOW_BYTES:
+            _check_size_and_depth(payload)
+        envelope = read(payload)
+    except _UNDECODABLE as error:
+        return _reread(sequence, time_ns, subject, route, payload, error)
+    if envelope.dataversion != version:
+        return _other_version(sequence, time_ns, subject, route, payload)
+    if envelope.source != source or envelope.type != wire_type:
+        return _unread(sequence, time_ns, route, Unreadable(subject, _forged(envelope, route)))
+    return Record(sequence, time_ns, origin, node, envelope.session, envelope.number, envelope.data)
+
+
+def _unread(sequence: int, time_ns: int, route: _Route, body: Body) -> Record:
+    return Record(sequence, time_ns, route.origin, route.node, "", 0, body)
+
+
+def _forged(envelope: _Incoming[Any], route: _Route) -> str:
+    if envelope.source != route.source:
+        return f"source {envelope.source!r} does not match the subject's {route.source!r}"
+    return f"type {envelope.type!r} does not match the subject's {route.type!r}"
+
+
+def _reread(
+    sequence: int, time_ns: int, subject: str, route: _Route, payload: bytes, error: Exception
+) -> Record:
+    """Give a payload that did not decode a second chance: it may be of another version."""
+    with suppress(*_UNDECODABLE):  # of two errors the first says more
+        _check_size_and_depth(payload)
+        if _ANY.decode(payload).dataversion != route.version:
+            return _other_version(sequence, time_ns, subject, route, payload)
+    return _unread(sequence, time_ns, route, Unreadable(subject, _one_line(error)))
+
+
+def _other_version(
+    sequence: int, time_ns: int, subject: str, route: _Route, payload: bytes
+) -> Record:
+    """Upcast an older version step by step; report a newer one."""
+    try:
+        envelope = _ANY.decode(payload)
+        if envelope.dataversion > route.version:
+            newer = NewerVersion(route.wire, envelope.dataversion)
+            return _unread(sequence, time_ns, route, newer)
+        data = envelope.data
+        for version in range(envelope.dataversion, route.version):
+            data = _upcast(route.wire, version)(data)
+        body = msgspec.convert(data, _KNOWN[route.wire])
+    except _UNDECODABLE as error:
+        return _unread(sequence, time_ns, route, Unreadable(subject, _one_line(error)))
+    if envelope.source != route.source or envelope.type != route.type:
+        return _unread(sequence, time_ns, route, Unreadable(subject, _forged(envelope, route)))
+    return Record(
+        sequence, time_ns, route.origin, route.node, envelope.session, envelope.number, body
+    )
+
+
+def _upcast(wire: str, version: int) -> Upcast:
+    try:
+        return UPCASTS[wire, version]
+    except KeyError:
+        raise MalformedRecord(f"version {version} of {wire} was never released") from None
+
+
+@lru_cache(maxsize=65_536)
+def _route(subject: str) -> _Route | None:
+    """Take a subject apart. Cached: a log has few subjects and very many messages."""
+    tokens = subject.split(".")
+    if len(tokens) < 5 or tokens[0] != "llmgw" or tokens[1] != "v1":
+        return None
+    cluster, kind, writer = tokens[2], tokens[3], tokens[4]
+    if kind == "command" and len(tokens) == 5:
+        return _known_route("command", writer, SetAssignments, f"/llmgw/{cluster}/controller")
+    if kind != "event":
+        return None
+    if writer == "node" and len(tokens) > 6:
+        return _event_route("node", tokens[5], ".".join(tokens[6:]), cluster)
+    if writer in ("controller", "operator") and len(tokens) > 5:
+        return _event_route(writer, "", ".".join(tokens[5:]), cluster)  # type: ignore[arg-type]
+    return None
+
+
+def _event_route(origin: Origin, node: str, wire: str, cluster: str) -> _Route:
+    known = EVENTS.get(wire)
+    source = f"/llmgw/{cluster}/node/{node}" if node else f"/llmgw/{cluster}/{origin}"
+    if known is None or known.origin != origin:  # under somebody else's subject it is not that
+        return _Route(origin, node, wire, TYPE_PREFIX + wire, source, 0, None)
+    return _known_route(origin, node, known, source)
+
+
+def _known_route(
+    origin: Origin, node: str, known: type[Event | SetAssignments], source: str
+) -> _Route:
+    wire = known.wire
+    read = _DECODERS[wire].decode
+    return _Route(origin, node, wire, TYPE_PREFIX + wire, source, known.version, read)
+
+
+def _check_size_and_depth(payload: bytes) -> None:
+    """Refuse what would cost too much to decode. Raises `MalformedRecord`.
+
+    A decoder that recurses can end the process on a small stack, so the depth is counted first.
+    """
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise MalformedRecord(f"{len(payload)} bytes; {MAX_PAYLOAD_BYTES} at most are read")
+    if payload.count(b"{") + payload.count(b"[") <= MAX_DEPTH:
+        return
+    depth = 0
+    for bracket in _BRACKETS.findall(_STRINGS.sub(b"", payload)):
+        depth += 1 if bracket in b"{[" else -1
+        if depth > MAX_DEPTH:
+            raise MalformedRecord(f"nested more than {MAX_DEPTH} deep")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:500] or type(error).__name__

@@ -1,0 +1,1 @@
+"""Catalogs: what is accepted, and what every mistake is answered with."""

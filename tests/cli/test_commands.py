@@ -1,0 +1,182 @@
+"""The commands that need no log, run as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmgw import __version__
+from tests.cli.conftest import Program
+
+CAPTURE = """\
+<?xml version="1.0" ?>
+<nvidia_smi_log>
+  <driver_version>550.54</driver_version>
+  <cuda_version>12.4</cuda_version>
+  <attached_gpus>1</attached_gpus>
+  <gpu id="00000000:01:00.0">
+    <product_name>NVIDIA L40S</product_name>
+    <uuid>GPU-1</uuid>
+    <minor_number>0</minor_number>
+    <mig_mode><current_mig>N/A</current_mig><pending_mig>N/A</pending_mig></mig_mode>
+    <fb_memory_usage>
+      <total>46068 MiB</total><used>0 MiB</used><free>45403 MiB</free>
+    </fb_memory_usage>
+    <temperature><gpu_temp>31 C</gpu_temp></temperature>
+    <pci><pci_bus_id>00000000:01:00.0</pci_bus_id></pci>
+    <processes></processes>
+  </gpu>
+</nvidia_smi_log>
+"""
+
+
+@pytest.fixture
+def capture(tmp_path: Path) -> str:
+    folder = tmp_path / "capture"
+    folder.mkdir()
+    (folder / "nvidia-smi-q-x.xml").write_text(CAPTURE)
+    (folder / "nvidia-smi-L.txt").write_text("GPU 0: NVIDIA L40S (UUID: GPU-1)\n")
+    return "capture"
+
+
+def test_the_version_is_printed(llmgw: Program) -> None:
+    assert llmgw("version").out == f"{__version__}\n"
+
+
+def test_help_names_every_group(llmgw: Program) -> None:
+    out = llmgw("--help").out
+    for name in ("up", "agent", "controller", "ctl", "catalog", "schemas", "config", "version"):
+        assert f"\n  {name} " in out
+
+
+def test_help_loads_nothing_that_only_commands_need() -> None:
+    heavy = "{'msgspec', 'structlog', 'yaml', 'nats', 'rich', 'httpx', 'asyncio'}"
+    code = (
+        "import sys; sys.argv = ['llmgw', '--help']\n"
+        "from llmgw.cli.main import app\n"
+        "try: app()\n"
+        f"except SystemExit: print(sorted({heavy} & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert done.stderr.decode().strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bogus",),
+        ("ctl", "bogus"),
+        ("ctl", "nodes", "--bogus"),
+        ("ctl", "nodes", "-o", "xml"),
+        ("ctl", "apply"),
+        ("ctl", "events", "--limit", "0"),
+        ("ctl", "events", "--follow", "--rejected"),
+        ("agent", "bogus"),
+        ("agent", "--bogus"),
+        ("agent", "inventory", "--backend", "abacus"),
+        ("agent", "inventory", "--from", "nowhere"),
+        ("agent", "inventory", "--from", "nowhere", "--capture", "somewhere"),
+        ("ctl", "nodes", "--cluster", "a.b"),
+        ("ctl", "nodes", "--nats-url", "http://x"),
+        ("up", "--listen", "nonsense"),
+        ("up", "--catalog", "missing.yaml"),
+        ("config", "show", "--config", "missing.toml"),
+    ],
+)
+def test_wrong_usage_ends_with_two_and_says_why(llmgw: Program, words: tuple[str, ...]) -> None:
+    done = llmgw(*words)
+    assert (done.code, done.out) == (2, "")
+    assert done.err
+
+
+def test_a_wrong_setting_names_where_it_came_from(llmgw: Program) -> None:
+    done = llmgw("ctl", "nodes", LLMGW_CLUSTER="a b")
+    assert done.code == 2
+    assert "cluster (from LLMGW_CLUSTER) is 'a b'" in done.err
+
+
+class TestInventory:
+    def test_json_is_as_the_contract_says(self, llmgw: Program, capture: str) -> None:
+        done = llmgw("agent", "inventory", "--from", capture, "--node", "gpu-07", "-o", "json")
+        found = json.loads(done.out)
+        assert done.code == 0
+        assert (found["node"], found["driver_version"]) == ("gpu-07", "550.54")
+        (card,), (device,) = found["cards"], found["devices"]
+        assert (card["index"], card["class"], card["temperature_celsius"]) == (0, "l40s-48g", 31)
+        assert (device["id"], device["label"], device["memory_used_bytes"]) == (0, "0", 0)
+        assert (found["excluded"], found["warnings"]) == ([], [])
+
+    def test_the_table_is_for_people(self, llmgw: Program, capture: str) -> None:
+        done = llmgw("agent", "inventory", "--from", capture, "--node", "gpu-07")
+        first, _, header, card, *_ = done.out.splitlines()
+        assert first == "gpu-07: read by nvidia-smi, driver 550.54"
+        assert header.split()[:4] == ["CARD", "NAME", "CLASS", "MEMORY"]
+        assert card.split()[:4] == ["0", "NVIDIA", "L40S", "l40s-48g"]
+
+    def test_the_processor_alone_is_an_inventory(self, llmgw: Program) -> None:
+        found = json.loads(llmgw("agent", "inventory", "--backend", "cpu", "-o", "json").out)
+        assert found["cards"] == []
+        assert [device["class"] for device in found["devices"]] == ["cpu"]
+
+    def test_a_missing_tool_is_no_empty_machine(self, llmgw: Program) -> None:
+        done = llmgw("agent", "inventory", "-o", "json", LLMGW_NVIDIA_SMI="no-such-program")
+        assert (done.code, done.out) == (1, "")
+        assert "no-such-program" in done.err
+
+
+class TestCatalogCheck:
+    def test_every_mistake_has_its_line(self, llmgw: Program, tmp_path: Path) -> None:
+        (tmp_path / "bad.yaml").write_text("models:\n  - name: A\n    engine: nonsense\n")
+        done = llmgw("catalog", "check", "bad.yaml")
+        assert done.code == 2
+        places = [line.split(": ")[0:2] for line in done.out.splitlines()]
+        assert places == [
+            ["bad.yaml:2", "name"],
+            ["bad.yaml:2", "class"],
+            ["bad.yaml:2", "memory"],
+            ["bad.yaml:3", "engine"],
+        ]
+
+    def test_a_file_that_is_not_there_is_a_mistake_too(self, llmgw: Program) -> None:
+        done = llmgw("catalog", "check", "missing.yaml")
+        assert done.code == 2
+        assert done.out.startswith("missing.yaml:1: file: cannot be read")
+
+    def test_a_good_catalog_is_said_to_be_good(self, llmgw: Program, tmp_path: Path) -> None:
+        (tmp_path / "good.yaml").write_text(
+            "models:\n  - {name: a, engine: vllm, class: cpu, memory: 1GiB, source: org/a}\n"
+        )
+        done = llmgw("catalog", "check", "good.yaml")
+        assert (done.code, done.out) == (0, "")
+        assert "1 models" not in done.err
+
+
+class TestConfig:
+    def test_each_value_comes_with_its_origin(self, llmgw: Program, tmp_path: Path) -> None:
+        (tmp_path / "llmgw.toml").write_text('cluster = "lab"\n')
+        done = llmgw(
+            "config", "show", "-o", "json", LLMGW_NATS_URL="nats://me:secret@127.0.0.1:4222"
+        )
+        rows = {row["name"]: row for row in json.loads(done.out)}
+        assert rows["cluster"] == {"name": "cluster", "value": "lab", "origin": "llmgw.toml"}
+        assert rows["nats_url"]["origin"] == "LLMGW_NATS_URL"
+        assert "secret" not in done.out
+        assert "value" not in rows["vllm"]
+
+    def test_a_misspelt_variable_is_pointed_out(self, llmgw: Program) -> None:
+        done = llmgw("config", "show", LLMGW_NATS_URI="x")
+        assert done.code == 0
+        assert "did you mean LLMGW_NATS_URL?" in done.err
+
+
+@pytest.mark.parametrize("words", [("agent", "--help"), ("controller", "--help")])
+def test_help_of_a_group_that_runs_by_default_is_still_help(
+    llmgw: Program, words: tuple[str, ...]
+) -> None:
+    done = llmgw(*words)
+    assert done.code == 0
+    assert "\n  run " in done.out

@@ -1,0 +1,47 @@
+"""What `--to` understands."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from llmgw.cli.moments import parse_point
+from llmgw.errors import UsageError
+
+NOW = datetime(2026, 3, 1, 14, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "point"),
+    [
+        ("0", 0),
+        ("1234", 1234),
+        ("2026-03-01T12:00:00Z", datetime(2026, 3, 1, 12, tzinfo=UTC)),
+        ("2026-03-01T12:00:00.5+02:00", datetime(2026, 3, 1, 10, 0, 0, 500_000, tzinfo=UTC)),
+        ("2026-03-01 12:00", datetime(2026, 3, 1, 12, tzinfo=UTC)),
+        ("2026-03-01", datetime(2026, 3, 1, tzinfo=UTC)),
+        ("14:05", datetime(2026, 3, 1, 14, 5, tzinfo=UTC)),
+        ("9:05:30", datetime(2026, 3, 1, 9, 5, 30, tzinfo=UTC)),
+        ("10 minutes ago", NOW - timedelta(minutes=10)),
+        ("1 hour ago", NOW - timedelta(hours=1)),
+        ("90s ago", NOW - timedelta(seconds=90)),
+        ("2 DAYS ago", NOW - timedelta(days=2)),
+    ],
+)
+def test_sequences_times_and_so_long_ago_are_understood(text: str, point: int | datetime) -> None:
+    assert parse_point(text, NOW) == point
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "-1", "soon", "25:00", "10 parsecs ago", "999999999 days ago", "2026-13-01", "1" * 40],
+)
+def test_anything_else_is_refused_with_what_would_do(text: str) -> None:
+    with pytest.raises(UsageError, match="neither a sequence nor a time: write 1234"):
+        parse_point(text, NOW)
+
+
+def test_the_day_of_a_time_is_the_day_in_utc() -> None:
+    east = datetime.fromisoformat("2026-03-02T01:00:00+09:00")
+    assert parse_point("12:00", east) == datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -1,0 +1,1 @@
+"""Engines: command lines, environments, health and last words; and real llama.cpp servers."""

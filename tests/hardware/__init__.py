@@ -1,0 +1,1 @@
+"""Hardware discovery: class names, parsers, backends."""

@@ -1,0 +1,125 @@
+"""Captures: what a machine printed, kept for later, without what is private."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from llmgw.errors import BackendUnavailable, UsageError
+from llmgw.hardware.captures import scrub
+from llmgw.hardware.discover import HardwareSettings, capture, discover
+from llmgw.hardware.types import Inventory
+from llmgw.testing.fake_smi import (
+    FakeAnswer,
+    FakeCard,
+    FakeMachine,
+    FakeProcess,
+    render_report,
+)
+
+from .support import A100, L40S, SLICE, discover_from, written
+
+PRIVATE = "secret-job --token=abc"
+MACHINE = FakeMachine(
+    (
+        replace(L40S, processes=(FakeProcess(pid=11, memory_mib=5, name=PRIVATE),)),
+        L40S,
+        replace(A100, mig="Enabled", instances=(SLICE,)),
+    ),
+    links=((0, 1),),
+)
+
+
+async def captured(folder: Path, answers: FakeMachine | dict[str, FakeAnswer]) -> Path:
+    program = await written(folder, answers)
+    settings = HardwareSettings(node="n1", nvidia_smi=str(program))
+    files = await capture(settings, folder / "capture")
+    assert all(path.exists() for path in files)
+    return folder / "capture"
+
+
+async def read(folder: Path) -> Inventory:
+    return await discover(HardwareSettings(node="n1", capture_from=folder))
+
+
+async def test_a_capture_reads_as_the_machine_it_was_taken_from(tmp_path: Path) -> None:
+    folder = await captured(tmp_path, MACHINE)
+    live = await discover_from(tmp_path, MACHINE)
+    assert await read(folder) == replace(live, boot_id=None)
+
+
+async def test_a_capture_holds_neither_serial_numbers_nor_command_lines(tmp_path: Path) -> None:
+    folder = await captured(tmp_path, MACHINE)
+    text = "".join(path.read_text() for path in folder.iterdir())
+    assert PRIVATE not in text
+    assert "132000000" not in text
+    assert "GPU-00000001" in text
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("<serial>13201</serial>", "<serial>removed</serial>"),
+        ("<serial>N/A</serial>", "<serial>N/A</serial>"),
+        (
+            "<chassis_serial_number>7</chassis_serial_number>",
+            "<chassis_serial_number>removed</chassis_serial_number>",
+        ),
+        ("<process_name>a\nb</process_name>", "<process_name>removed</process_name>"),
+        ("<pdi>0xb1</pdi>", "<pdi>removed</pdi>"),
+        ("<uuid>GPU-1</uuid>", "<uuid>GPU-1</uuid>"),
+    ],
+)
+def test_only_what_is_private_is_removed(before: str, after: str) -> None:
+    assert scrub(before) == after
+
+
+async def test_unified_memory_is_captured_with_the_systems_size(tmp_path: Path) -> None:
+    spark = FakeCard(name="NVIDIA GB10", memory_total_mib=None, memory_used_mib=None)
+    folder = await captured(tmp_path, FakeMachine((spark,)))
+    (device,) = (await read(folder)).devices
+    assert device.unified
+    assert (device.memory_total_bytes or 0) > 0
+
+
+async def test_a_failing_tool_is_captured_with_what_it_said(tmp_path: Path) -> None:
+    text = "Failed to initialize NVML: Unknown Error\n"
+    answers = dict.fromkeys(("-L", "-q -x", "topo -m"), FakeAnswer(text, 255))
+    folder = await captured(tmp_path, answers)
+    with pytest.raises(BackendUnavailable, match="Restart the container"):
+        await read(folder)
+
+
+async def test_a_capture_without_listing_still_reads(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi-q-x.xml").write_text(render_report(FakeMachine((L40S,))))
+    assert [device.label for device in (await read(tmp_path)).devices] == ["0"]
+
+
+async def test_a_folder_that_holds_no_capture_is_wrong_usage(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(UsageError, match=r"nvidia-smi-q-x\.xml"):
+            await read(folder)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "<html>404</html>",
+        "<nvidia_smi_log></nvidia_smi_log>",
+        "<nvidia_smi_log><gpu></nvidia_smi_log>",
+        "<nvidia_smi_log><gpu>",
+    ],
+)
+async def test_a_capture_that_is_no_report_names_its_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "nvidia-smi-q-x.xml").write_text(text)
+    with pytest.raises(BackendUnavailable, match=r"nvidia-smi-q-x\.xml"):
+        await read(tmp_path)
+
+
+async def test_a_capture_that_cannot_be_written_is_wrong_usage(tmp_path: Path) -> None:
+    (tmp_path / "capture").write_text("a file")
+    with pytest.raises(UsageError, match="cannot be written"):
+        await captured(tmp_path, MACHINE)

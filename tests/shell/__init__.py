@@ -1,0 +1,1 @@
+"""Tests of the shells against real servers, processes and signals."""

@@ -1,0 +1,134 @@
+"""Log lines as an operator or a log collector meets them: readable, parseable, without secrets."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from llmgw.logs import configure
+from llmgw.masking import mask_arguments, mask_text, mask_value
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    yield io.StringIO()
+    root.handlers, root.level = handlers, level
+    structlog.reset_defaults()
+
+
+def test_off_a_terminal_each_line_is_one_json_object(stream: io.StringIO) -> None:
+    configure(stream=stream)
+    structlog.get_logger().info("replica.ready", replica="chat-1", port=18100)
+    line = json.loads(stream.getvalue())
+    assert line["event"] == "replica.ready"
+    assert line["level"] == "info"
+    assert (line["replica"], line["port"]) == ("chat-1", 18100)
+    assert line["timestamp"].endswith("Z")
+
+
+def test_on_a_terminal_a_line_is_key_values_for_people(stream: io.StringIO) -> None:
+    configure(stream=stream, as_json=False)
+    structlog.get_logger().warning("node.silent", node="gpu-07")
+    assert "node.silent" in stream.getvalue()
+    assert "node=gpu-07" in stream.getvalue()
+
+
+def test_what_is_below_the_level_is_not_written(stream: io.StringIO) -> None:
+    configure("warning", stream=stream)
+    structlog.get_logger().info("replica.ready")
+    assert stream.getvalue() == ""
+
+
+def test_a_library_is_heard_from_warning_on_in_the_same_format(stream: io.StringIO) -> None:
+    configure("debug", stream=stream)
+    logging.getLogger("nats").info("connected")
+    logging.getLogger("nats").warning("lost %s", "nats://ops:hunter2@10.0.0.5:4222")
+    line = json.loads(stream.getvalue())
+    assert line["logger"] == "nats"
+    assert line["event"] == "lost nats://***@10.0.0.5:4222"
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_an_exception_is_logged_without_its_secrets_or_local_variables(
+    stream: io.StringIO, as_json: bool
+) -> None:
+    configure(stream=stream, as_json=as_json)
+    prompt = "canary-in-a-local-variable"[::-1]
+    try:
+        raise ValueError("no route to nats://ops:hunter2@10.0.0.5:4222")
+    except ValueError:
+        structlog.get_logger().exception("connect.failed")
+    assert "nats://***@10.0.0.5:4222" in stream.getvalue()
+    assert "hunter2" not in stream.getvalue()
+    assert prompt not in stream.getvalue()
+
+
+def test_a_library_exception_is_masked_too(stream: io.StringIO) -> None:
+    configure(stream=stream)
+    try:
+        raise ValueError("no route to nats://ops:hunter2@10.0.0.5:4222")
+    except ValueError:
+        logging.getLogger("nats").exception("failed")
+    assert "hunter2" not in stream.getvalue()
+
+
+def test_secrets_in_an_event_are_masked_however_deep(stream: io.StringIO) -> None:
+    configure(stream=stream)
+    structlog.get_logger().info(
+        "engine.starting",
+        argv=["llama-server", "--api-key", "sk-1", "--port", "18100", "--hf-token=hf-2"],
+        env={"HF_TOKEN": "hf-3", "CUDA_VISIBLE_DEVICES": "0"},
+        requests=[{"prompt": "canary", "max_tokens": 8}],
+    )
+    line = json.loads(stream.getvalue())
+    assert line["argv"] == ["llama-server", "--api-key", "***", "--port", "18100", "--hf-token=***"]
+    assert line["env"] == {"HF_TOKEN": "***", "CUDA_VISIBLE_DEVICES": "0"}
+    assert line["requests"] == [{"prompt": "***", "max_tokens": 8}]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("nats://u:p@ss/w@h:1", "nats://***@h:1"),
+        ("u:p@h:1 refused", "***@h:1 refused"),
+        ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
+        ("authorization: Basic dXNlcg==", "authorization: Basic ***"),
+        ("sent 'Bearer abc'", "sent 'Bearer ***'"),
+        ('{"api_key": "sk-1", "n": 1}', '{"api_key": "***", "n": 1}'),
+        ("OPENAI_API_KEY=sk-1 PORT=2", "OPENAI_API_KEY=*** PORT=2"),
+    ],
+)
+def test_a_secret_in_running_text_is_masked(text: str, shown: str) -> None:
+    assert mask_text(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nats://127.0.0.1:4222",
+        "print_info: EOS token = 2 '<|im_end|>'",
+        "unexpected token: '}' at line 3",
+        "n_tokens=512, progress=0.5",
+        "failed at 12:30 on gpu-07",
+    ],
+)
+def test_what_engines_and_tools_really_print_stays_readable(text: str) -> None:
+    assert mask_text(text) == text
+
+
+def test_numbers_under_a_suspicious_name_stay_readable() -> None:
+    assert mask_value("eos_token", 2) == 2
+    assert mask_value("token", "abc") == "***"
+    assert mask_value("tokens_per_second", 12.5) == 12.5
+
+
+def test_arguments_without_secrets_stay_as_they_are() -> None:
+    arguments = ["vllm", "serve", "model", "--max-num-batched-tokens", "8192"]
+    assert mask_arguments(arguments) == arguments
