@@ -8,28 +8,31 @@ then carries out the other effects. It goes on without the log: events wait in t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import signal
 import time
+from collections.abc import AsyncIterator
 
 import anyio
 import msgspec
 import structlog
 
 from llmgw import __version__, wire
+from llmgw.children import hearing_signals
 from llmgw.core import events as e
 from llmgw.core import stimuli as s
 from llmgw.core.commands import SetAssignments
-from llmgw.core.node import Memory, NodeMachine, Policy
+from llmgw.core.memory import Memory, Policy
+from llmgw.core.node import NodeMachine
 from llmgw.core.records import Record
 from llmgw.core.telemetry import NodeSample
-from llmgw.errors import DataFolderError, LlmgwError, LogUnreachable
+from llmgw.errors import DataFolderError, LlmgwError
 from llmgw.folder import held
 from llmgw.hardware.host import boot_id
-from llmgw.log.base import LogRewound, Message
+from llmgw.log.base import LogRewound
 from llmgw.log.jetstream import JetStreamLog, connect
 from llmgw.outbox import Outbox, open_outbox
+from llmgw.replay import records
 from llmgw.sample import Sampler, now
 from llmgw.settings import Settings, nats_url
 from llmgw.supervise import Supervisor
@@ -44,8 +47,11 @@ log = structlog.get_logger()
 class Agent:
     """One running agent. Made and run by `run_agent`."""
 
-    def __init__(self, settings: Settings, outbox: Outbox, machine: NodeMachine) -> None:
+    def __init__(
+        self, settings: Settings, outbox: Outbox, machine: NodeMachine, boot_id: str
+    ) -> None:
         self._settings = settings
+        self._boot_id = boot_id.encode()
         self._outbox = outbox
         self._machine = machine
         self._session = secrets.token_hex(4)
@@ -56,7 +62,13 @@ class Agent:
         self._log: JetStreamLog | None = None
         self._connected = asyncio.Event()
 
-    async def run(self, identity: str, rebooted: bool, stop_engines: bool) -> None:
+    async def run(
+        self,
+        identity: str,
+        rebooted: bool,
+        signals: AsyncIterator[signal.Signals],
+        stop_engines: bool,
+    ) -> None:
         """Run until the brain says that the agent may leave."""
         settings = self._settings
         async with anyio.create_task_group() as tasks:
@@ -84,7 +96,7 @@ class Agent:
                 sampler.beat,
             ):
                 tasks.start_soon(loop)
-            tasks.start_soon(self._hear_signals, stop_engines)
+            tasks.start_soon(self._hear_signals, signals, stop_engines)
             await self._left.wait()
             await self._say_last_words()
             tasks.cancel_scope.cancel()
@@ -96,20 +108,23 @@ class Agent:
 
     async def _think(self) -> None:
         while True:
-            fact = await self._inputs.get()
-            effects = self._machine.handle(fact, time.monotonic())
-            if not effects and isinstance(fact, s.ClockTicked):
-                continue
-            await self._remember([f.event for f in effects if isinstance(f, s.Publish)])
-            for effect in effects:
-                if isinstance(effect, s.Leave):
-                    self._left.set()
-                elif not isinstance(effect, s.Publish):
-                    await self._supervisor.carry_out(effect)
+            await self._take_turn(await self._inputs.get())
+            self._inputs.task_done()
+
+    async def _take_turn(self, fact: s.Input) -> None:
+        effects = self._machine.handle(fact, time.monotonic())
+        if not effects and isinstance(fact, s.ClockTicked):
+            return
+        await self._remember([f.event for f in effects if isinstance(f, s.Publish)])
+        for effect in effects:
+            if isinstance(effect, s.Leave):
+                self._left.set()
+            elif not isinstance(effect, s.Publish):
+                await self._supervisor.carry_out(effect)
 
     async def _remember(self, events: list[e.Event]) -> None:
         """Store memory and events in one transaction; wait for room rather than forget."""
-        keep = {"memory": msgspec.json.encode(self._machine.memory)}
+        keep = {"memory": msgspec.json.encode(self._machine.memory), "boot_id": self._boot_id}
         messages = [self._encode(event) for event in events]
         while True:
             try:
@@ -138,11 +153,12 @@ class Agent:
             await anyio.sleep(TICK_SECONDS)
             self._inputs.put_nowait(s.ClockTicked())
 
-    async def _hear_signals(self, stop_engines: bool) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for number in signals:
-                log.info("agent_leaving", signal=number.name, stop_engines=stop_engines)
-                self._inputs.put_nowait(s.ShutdownRequested(stop_engines))
+    async def _hear_signals(
+        self, signals: AsyncIterator[signal.Signals], stop_engines: bool
+    ) -> None:
+        async for number in signals:
+            log.info("agent_leaving", signal=number.name, stop_engines=stop_engines)
+            self._inputs.put_nowait(s.ShutdownRequested(stop_engines))
 
     # --- the log -----------------------------------------------------------------------------
 
@@ -154,7 +170,8 @@ class Agent:
                 found = await connect(
                     nats_url(settings), settings.cluster, name=f"agent {settings.node}"
                 )
-                await self._check_same_log(found)
+                if not await self._is_same_log(found):
+                    await self._start_over()
             except LlmgwError as error:
                 log.warning("log_unreachable", reason=str(error))
                 await anyio.sleep(RETRY_SECONDS)
@@ -168,15 +185,19 @@ class Agent:
         assert self._log is not None
         return self._log
 
-    async def _check_same_log(self, found: JetStreamLog) -> None:
-        """Have the brain start over with a log that it does not know."""
+    async def _is_same_log(self, found: JetStreamLog) -> bool:
+        """Remember which log this is, and return whether it is the one of before, or the first."""
         created = str((await found.bounds()).created_ns).encode()
         known = await self._outbox.kept("log_created")
-        if known is not None and known != created:
-            log.warning("log_replaced", known=known.decode(), found=created.decode())
-            self._inputs.put_nowait(s.LogReplaced())
         if known != created:
             await self._outbox.commit({"log_created": created})
+        return known is None or known == created
+
+    async def _start_over(self) -> None:
+        """Have the brain forget what the old log said, before anything of the new one is read."""
+        log.warning("log_replaced")
+        self._inputs.put_nowait(s.LogReplaced())
+        await self._inputs.join()
 
     async def _send_events(self) -> None:
         """Send what waits, in order, again and again until the log has it."""
@@ -196,36 +217,47 @@ class Agent:
 
     async def _follow_commands(self) -> None:
         found = await self._reached()
+        rewound = False
         while True:
             try:
+                if rewound:
+                    await self._is_same_log(found)
+                    await self._start_over()
+                    rewound = False
                 await self._take_commands(found)
             except LogRewound as error:
                 log.warning("log_rewound", reason=str(error))
-                await self._check_same_log(found)
-                self._inputs.put_nowait(s.LogReplaced())
-            except LogUnreachable as error:
+                rewound = True
+            except LlmgwError as error:
                 log.warning("commands_unreachable", reason=str(error))
             await anyio.sleep(RETRY_SECONDS)
 
     async def _take_commands(self, found: JetStreamLog) -> None:
-        """Feed commands to the brain; of those that waited only the newest is acted upon."""
+        """Feed commands to the brain: those that waited, then each as it comes."""
         subject = wire.command_subject(self._settings.cluster, self._settings.node)
         newest = await found.last(subject)
-        newest_sequence = newest.sequence if newest is not None else 0
-        newest_revision = _revision(newest) if newest is not None else 0
-        memory = self._machine.memory
-        start = memory.command_sequence + 1 if memory.command_sequence else newest_sequence
-        batches = found.follow(max(start, 1), subjects=[subject])
-        async with contextlib.aclosing(batches):  # type: ignore[type-var]
-            async for batch in batches:
-                for message in batch:
-                    record = wire.decode(
-                        message.sequence, message.time_ns, message.subject, message.payload
-                    )
-                    stale = message.sequence < newest_sequence
-                    self._take_command(record, newest_revision if stale else None)
+        last = newest.sequence if newest is not None else 0
+        start = self._machine.memory.command_sequence + 1
+        if start <= last:
+            waiting = records(found, start=start, until=last, subjects=[subject])
+            self._take_waiting([record async for record in waiting], first_time=start == 1)
+        async for record in records(found, start=max(start, last + 1), subjects=[subject]):
+            self._take_command(record)
 
-    def _take_command(self, record: Record, superseded_by: int | None) -> None:
+    def _take_waiting(self, waiting: list[Record], first_time: bool) -> None:
+        """Of the commands that waited only the newest of the highest term is acted upon.
+
+        An agent without memory leaves those before it alone: an earlier life has answered them.
+        """
+        commands = {r.sequence: r.body for r in waiting if isinstance(r.body, SetAssignments)}
+        acted_upon = max(commands, key=lambda n: (commands[n].term, n), default=0)
+        for record in waiting:
+            if record.sequence >= acted_upon:
+                self._take_command(record)
+            elif not first_time:
+                self._take_command(record, commands[acted_upon].revision)
+
+    def _take_command(self, record: Record, superseded_by: int | None = None) -> None:
         body = record.body
         if isinstance(body, SetAssignments) and body.node == self._settings.node:
             self._inputs.put_nowait(s.CommandReceived(record.sequence, body, superseded_by))
@@ -246,16 +278,13 @@ class Agent:
 
 def _started(memory: Memory) -> dict[s.Start, int]:
     """Return the process ids of the engines that are remembered."""
-    return {
-        s.Start(_key(name), part.generation, part.attempt): part.pid
-        for name, part in memory.parts.items()
-        if part.pid is not None
-    }
-
-
-def _revision(message: Message) -> int:
-    record = wire.decode(message.sequence, message.time_ns, message.subject, message.payload)
-    return record.body.revision if isinstance(record.body, SetAssignments) else 0
+    started = {}
+    for name, part in memory.parts.items():
+        replica, _, number = name.rpartition("/")
+        if part.pid is not None:
+            start = s.Start(s.Key(replica, int(number)), part.generation, part.attempt)
+            started[start] = part.pid
+    return started
 
 
 def _told(event: e.Event) -> dict[str, object]:
@@ -277,7 +306,11 @@ async def run_agent(settings: Settings, *, stop_engines: bool = False) -> None:
     Raises `DataFolderError` when the data folder cannot be used or another agent uses it.
     """
     folder = settings.data / "agent"
-    with held(folder, "agent"):
+    # From the very start: a signal while the agent comes up must not leave its engines behind.
+    with (
+        hearing_signals() as signals,
+        held(folder, "agent"),
+    ):
         async with open_outbox(folder) as outbox:
             identity = await outbox.identity()
             boot = await outbox.kept("boot_id")
@@ -286,10 +319,11 @@ async def run_agent(settings: Settings, *, stop_engines: bool = False) -> None:
                 boot_id=this_boot, agent_version=__version__, address=settings.host
             )
             memory = _memory(await outbox.kept("memory"))
-            await outbox.commit({"boot_id": this_boot.encode()})
-            agent = Agent(settings, outbox, NodeMachine(memory, policy_of(settings), started))
+            agent = Agent(
+                settings, outbox, NodeMachine(memory, policy_of(settings), started), this_boot
+            )
             rebooted = boot is not None and boot.decode() != this_boot
-            await agent.run(identity, rebooted, stop_engines)
+            await agent.run(identity, rebooted, signals, stop_engines)
 
 
 def _memory(stored: bytes | None) -> Memory:

@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import anyio
 import structlog
 
 from llmgw.log.tether import tethered
@@ -21,7 +24,17 @@ FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 STEADY_SECONDS = 60.0
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 log = structlog.get_logger()
+
+
+@contextlib.contextmanager
+def hearing_signals() -> Iterator[AsyncIterator[signal.Signals]]:
+    """Receive SIGTERM and SIGINT in the block, those included that came before it."""
+    with anyio.open_signal_receiver(*STOP_SIGNALS) as signals:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        yield signals
 
 
 class Child:
@@ -35,6 +48,7 @@ class Child:
         self._arguments = arguments
         self._environment = {**os.environ, **environment}
         self._process: asyncio.subprocess.Process | None = None
+        self._starting = asyncio.Lock()
         self._stopping = False
 
     @property
@@ -46,9 +60,9 @@ class Child:
         """Run the child until `stop`, again and again."""
         pause = FIRST_PAUSE_SECONDS
         loop = asyncio.get_running_loop()
-        while True:
+        while not self._is_stopping():
             began = loop.time()
-            code = await self._run_once()
+            code = await (await self._start()).wait()
             if self._is_stopping():
                 return
             if loop.time() - began > STEADY_SECONDS:
@@ -60,17 +74,40 @@ class Child:
     def _is_stopping(self) -> bool:
         return self._stopping
 
-    async def _run_once(self) -> int:
-        with self.log_file.open("ab") as output:
-            self._process = await asyncio.create_subprocess_exec(
-                *tethered([sys.executable, "-m", "llmgw", *self._arguments]),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=self._environment,
-                start_new_session=True,
-            )
-        return await self._process.wait()
+    async def _start(self) -> asyncio.subprocess.Process:
+        """Return the process that runs, started now if none does.
+
+        Signals are blocked in it until it hears them (`hearing_signals`), so that one which comes
+        while it is still being loaded is not its end but waits.
+        """
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+                try:
+                    with self.log_file.open("ab") as output:
+                        self._process = await asyncio.create_subprocess_exec(
+                            *tethered([sys.executable, "-m", "llmgw", *self._arguments]),
+                            stdin=asyncio.subprocess.DEVNULL,
+                            stdout=output,
+                            stderr=output,
+                            env=self._environment,
+                            start_new_session=True,
+                        )
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            return self._process
+
+    async def finish(self, grace_seconds: float) -> bool:
+        """Have the child end in good order, and return whether it did. Safe to call twice.
+
+        One that was not there, or died of it, is started once more for that: what it left behind
+        only it can clear away.
+        """
+        await self.stop(grace_seconds)
+        if self._process is None or self._process.returncode != 0:
+            await self._start()
+            await self.stop(grace_seconds)
+        return self._process is not None and self._process.returncode == 0
 
     async def stop(self, grace_seconds: float) -> None:
         """Ask the child to end, and make it end after the grace. Safe to call twice."""

@@ -13,7 +13,6 @@ import contextlib
 import math
 import os
 import secrets
-import signal
 import time
 from collections.abc import Sequence
 
@@ -21,6 +20,7 @@ import anyio
 import structlog
 
 from llmgw import wire
+from llmgw.children import hearing_signals
 from llmgw.core import events as e
 from llmgw.core.cluster import Cluster
 from llmgw.core.commands import SetAssignments
@@ -254,7 +254,7 @@ async def run_controller(settings: Settings) -> None:
     """Run a controller until SIGTERM or SIGINT; reconnects, and folds anew a log that changed."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_serve, settings)
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with hearing_signals() as signals:
             async for number in signals:
                 log.info("controller_leaving", signal=number.name)
                 tasks.cancel_scope.cancel()

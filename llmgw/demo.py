@@ -25,6 +25,7 @@ from llmgw.errors import LlmgwError
 from llmgw.processes import VARIABLE
 
 BUILD = Path("build")
+ARCHIVE = BUILD / "demo.llmgw"
 MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 READY_SECONDS = 90.0
@@ -51,7 +52,8 @@ def main() -> int:
     except (LlmgwError, subprocess.SubprocessError, httpx.HTTPError, OSError) as error:
         print(f"the demo failed: {error}", file=sys.stderr)
         return 1
-    print(f"\nThe demo took {time.monotonic() - began:.0f} s. Its data is in {BUILD / 'demo'}.")
+    print(f"\nThe demo took {time.monotonic() - began:.0f} s. Its data is in {BUILD / 'demo'},")
+    print(f"its log in {ARCHIVE}.")
     return 0
 
 
@@ -81,10 +83,14 @@ def _demo() -> None:
         _title("A question to the model's own endpoint")
         _ask(f"http://{replica['address']}:{replica['port']}")
         _look(environment, int(replica["sequence"]))
+        _title("The log as a file")
+        _command(environment, "ctl", "export", str(ARCHIVE), "--force")
     finally:
         _title("Ctrl-C")
         _stop(up)
     _check_nothing_left()
+    _title("Every decision again, from the file alone")
+    _command(environment, "ctl", "replay", "--archive", str(ARCHIVE), "--verify")
 
 
 def _model(folder: Path) -> Path:

@@ -59,7 +59,7 @@ def unusable(folder: Path, error: OSError) -> DataFolderError:
     """Return the error that says why the folder cannot be used and what to do."""
     why = os.strerror(error.errno) if error.errno else str(error)
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        why = f"{error.filename} is a file, or below one"
+        why = "a file is in its place or above it"
     return DataFolderError(
         f"cannot use the data folder {folder}: {why}. Make room or choose a folder that this "
         "user may write to, with --data or LLMGW_DATA"

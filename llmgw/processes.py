@@ -10,9 +10,11 @@ Linux only.
 from __future__ import annotations
 
 import os
+import select
 import signal
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ from llmgw.core.stimuli import Key, Start
 
 VARIABLE = "LLMGW_ENGINE"
 _PROC = Path("/proc")
+_PAUSE_SECONDS = 0.02
 
 
 class Marker(NamedTuple):
@@ -88,9 +91,12 @@ def _marked(pid: int) -> MarkedProcess | None:
 
 
 def _born(pid: int) -> int:
-    """Return when a process started. Its name, which comes before, may hold anything."""
-    after_name = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2]
-    return int(after_name.split()[19])
+    return int(_stat(pid)[19])
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Return the fields after a process's name, which may hold anything: state, parent, group …"""
+    return (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
 
 
 @contextmanager
@@ -115,3 +121,61 @@ def signal_marked(marker: Marker, number: signal.Signals, *, leader_only: bool =
                 signal.pidfd_send_signal(descriptor, number)
                 count += 1
     return count
+
+
+def kill_marked(marker: Marker, deadline_seconds: float) -> bool:
+    """Kill every process of one start, wait for their ends, and tell whether they are gone.
+
+    Each is waited for by its descriptor: a dying process has lost its environment, and with it
+    the marker, before it lets go of its devices.
+    """
+    deadline = time.monotonic() + deadline_seconds
+    while time.monotonic() < deadline:
+        with ExitStack() as opened:
+            killed = []
+            for process in marked_processes(marker.agent):
+                if process.marker.start == marker.start:
+                    with suppress(ProcessLookupError):
+                        killed.append(opened.enter_context(pidfd(process.pid)))
+            if not killed:
+                return True
+            signal_marked(marker, signal.SIGKILL)
+            for descriptor in killed:
+                _wait_for_end(descriptor, deadline - time.monotonic())
+    return False
+
+
+def kill_group(child: int, deadline_seconds: float) -> bool:
+    """Kill what is left of the group of a child that ended, and tell whether it is gone.
+
+    Until the child is reaped its number is not given to anybody else. Of a process that is not
+    our child that is not known: then nothing is done.
+    """
+    try:
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    deadline = time.monotonic() + deadline_seconds
+    while _has_group(child):
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE_SECONDS)
+    return True
+
+
+def _wait_for_end(descriptor: int, seconds: float) -> None:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    poll.poll(max(0.0, seconds) * 1000)
+
+
+def _has_group(group: int) -> bool:
+    for entry in _PROC.iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError, IndexError, ValueError):
+                state, _, of_group = _stat(int(entry.name))[:3]
+                if int(of_group) == group and state not in (b"Z", b"X"):
+                    return True
+    return False

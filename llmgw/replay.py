@@ -1,33 +1,49 @@
 """Reading the log back: records from messages, the state from records, the newest samples.
 
-The thin shell under `llmgw ctl`, the console and tests: what is read is decoded by `llmgw.wire`
-and folded by `llmgw.core.fold`. It writes nothing.
+The thin shell under `llmgw ctl`, the console and tests: what is read is decoded by `llmgw.wire`,
+folded by `llmgw.core.fold` and decided again by `llmgw.core.verify`. A log may be live or an
+archive. It writes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Protocol
 
 from llmgw import wire
 from llmgw.core.cluster import Cluster
 from llmgw.core.fold import apply
 from llmgw.core.records import Record
 from llmgw.core.telemetry import NodeSample
+from llmgw.core.verify import Round, Rounds, Verdict, Verifier
 from llmgw.errors import MalformedRecord, UsageError
-from llmgw.log.base import Log, Message
+from llmgw.log.base import Bounds, Log, Message
+
+
+class Readable(Protocol):
+    """What is read of a log, live or archived; see `Log`."""
+
+    def follow(
+        self, start: int = 1, *, subjects: Sequence[str] = (), until: int | None = None
+    ) -> AsyncIterator[Sequence[Message]]:
+        """Yield batches of messages from sequence `start` on, in order."""
+        ...
+
+    async def bounds(self) -> Bounds:
+        """Return the first and last sequence stored now."""
+        ...
 
 
 async def records(
-    log: Log, *, start: int = 1, until: int | None = None, subjects: Sequence[str] = ()
+    log: Readable, *, start: int = 1, until: int | None = None, subjects: Sequence[str] = ()
 ) -> AsyncIterator[Record]:
     """Yield every record from sequence `start` on, up to `until` or for ever."""
-    async for batch in log.follow(start, subjects=subjects, until=until):
-        for message in batch:
-            yield wire.decode(message.sequence, message.time_ns, message.subject, message.payload)
+    async for record in _decoded(log.follow(start, subjects=subjects, until=until)):
+        yield record
 
 
-async def present_records(log: Log) -> AsyncIterator[Record]:
+async def present_records(log: Readable) -> AsyncIterator[Record]:
     """Yield every record that the log holds now, from its first to its last."""
     bounds = await log.bounds()
     if bounds.last:
@@ -35,24 +51,129 @@ async def present_records(log: Log) -> AsyncIterator[Record]:
             yield record
 
 
-async def fold_log(log: Log, until: int | None = None, *, until_ns: int | None = None) -> Cluster:
+async def fold_log(
+    log: Readable, until: int | None = None, *, until_ns: int | None = None
+) -> Cluster:
     """Return the state as of sequence `until`, as of the time `until_ns`, or as of now.
 
     A record stored at exactly `until_ns` (nanoseconds since 1970) counts. A time beyond either
     end of the log is taken as that end. Raises `UsageError` for a sequence beyond its end.
     """
     state = Cluster()
-    bounds = await log.bounds()
-    if until is not None and until > bounds.last:
-        raise UsageError(f"the log ends at sequence {bounds.last}; {until} has not been written")
-    last = bounds.last if until is None else until
-    if last < max(bounds.first, 1):
-        return state
-    async for record in records(log, start=bounds.first, until=last):
-        if until_ns is not None and record.time_ns > until_ns:
-            break
-        apply(state, record)
+    decode = wire.decode
+    async for batch in span(log, until=until, until_ns=until_ns):
+        for message in batch:
+            apply(
+                state,
+                decode(message.sequence, message.time_ns, message.subject, message.payload),
+            )
     return state
+
+
+async def span(
+    log: Readable,
+    *,
+    start: int | None = None,
+    start_ns: int | None = None,
+    until: int | None = None,
+    until_ns: int | None = None,
+) -> AsyncIterator[Sequence[Message]]:
+    """Yield batches of what the log holds now between two points, each a sequence or a time.
+
+    Both ends belong to it. With times it begins at the first record that was stored at `start_ns`
+    or later, and ends before the first that was stored after `until_ns`: it has no gaps, though
+    the clock of a log may jump. Raises `UsageError` for a sequence beyond the log's end.
+    """
+    bounds = await log.bounds()
+    for sequence in (start, until):
+        if sequence is not None and sequence > bounds.last:
+            raise UsageError(
+                f"the log ends at sequence {bounds.last}; {sequence} has not been written"
+            )
+    first = max(bounds.first, 1, start or 1)
+    last = bounds.last if until is None else until
+    if last < first:
+        return
+    async for batch in log.follow(first, until=last):
+        if start_ns is not None:
+            batch = _from(batch, start_ns)
+            start_ns = None if batch else start_ns
+        if until_ns is None or all(message.time_ns <= until_ns for message in batch):
+            if batch:
+                yield batch
+        else:
+            early = _up_to(batch, until_ns)
+            if early:
+                yield early
+            return
+
+
+def _from(batch: Sequence[Message], start_ns: int) -> Sequence[Message]:
+    for place, message in enumerate(batch):
+        if message.time_ns >= start_ns:
+            return batch[place:]
+    return ()
+
+
+def _up_to(batch: Sequence[Message], until_ns: int) -> Sequence[Message]:
+    for place, message in enumerate(batch):
+        if message.time_ns > until_ns:
+            return batch[:place]
+    return batch
+
+
+async def verify_log(
+    log: Readable, cluster: str, until: int | None = None, *, until_ns: int | None = None
+) -> Verdict:
+    """Decide again everything that the log's controllers decided, and return what came of it.
+
+    The log is followed twice at once, everything and what controllers wrote; memory does not grow
+    with its length. The points are those of `fold_log`.
+    """
+    bounds = await log.bounds()
+    if bounds.first > 1:
+        raise UsageError(
+            f"the log begins at sequence {bounds.first}: what was decided can be decided again "
+            "only from the first record on"
+        )
+    last = bounds.last if until is None else until
+    if until_ns is not None:
+        last = 0
+        async for batch in span(log, until_ns=until_ns):
+            last = batch[-1].sequence
+    verifier = Verifier()
+    following = _decoded(span(log, until=last))
+    async for found in _rounds(verifier.rounds, log, cluster, last):
+        while verifier.state.sequence < found.at and not verifier.done:
+            record = await anext(following, None)
+            if record is None:
+                break
+            verifier.fold(record)
+        if verifier.done:
+            break
+        verifier.check(found)
+    while not verifier.done and (record := await anext(following, None)) is not None:
+        verifier.fold(record)
+    return verifier.verdict
+
+
+async def _rounds(rounds: Rounds, log: Readable, cluster: str, last: int) -> AsyncIterator[Round]:
+    """Yield what was decided together, looking only at what controllers wrote."""
+    subjects = [wire.controller_fence(cluster), wire.command_subject(cluster, "*")]
+    if last:
+        async for record in records(log, until=last, subjects=subjects):
+            ended = rounds.take(record)
+            if ended is not None:
+                yield ended
+    rest = rounds.rest()
+    if rest is not None:
+        yield rest
+
+
+async def _decoded(batches: AsyncIterator[Sequence[Message]]) -> AsyncIterator[Record]:
+    async for batch in batches:
+        for message in batch:
+            yield wire.decode(message.sequence, message.time_ns, message.subject, message.payload)
 
 
 async def newest_samples(

@@ -22,14 +22,21 @@ import structlog
 
 from llmgw.core import stimuli as s
 from llmgw.core.commands import Assignment
-from llmgw.core.node import digest
+from llmgw.core.memory import digest
 from llmgw.engines.base import Launch, LaunchRequest
 from llmgw.engines.devices import DEVICE_VARIABLES
 from llmgw.engines.references import resolve
 from llmgw.engines.registry import engine
 from llmgw.errors import LlmgwError
 from llmgw.masking import mask_text
-from llmgw.processes import VARIABLE, Marker, marked_processes, signal_marked
+from llmgw.processes import (
+    VARIABLE,
+    Marker,
+    kill_group,
+    kill_marked,
+    marked_processes,
+    signal_marked,
+)
 from llmgw.programs import ProgramSettings, find_program
 
 PROBE_SECONDS = 5.0
@@ -200,8 +207,7 @@ class Supervisor:
 
         The group is signalled before the leader is reaped: until then its number is not reused.
         """
-        await anyio.to_thread.run_sync(_kill_group, pid)
-        await _end_all(marker)
+        await _end_all(marker, pid)
         exit_code, number = _reap(pid)
         output = await anyio.to_thread.run_sync(self._tail, marker.start)
         self._report(s.EngineExited(marker.start, exit_code, number, output))
@@ -232,15 +238,14 @@ class Supervisor:
                 return
 
 
-async def _end_all(marker: Marker) -> None:
+async def _end_all(marker: Marker, child: int | None = None) -> None:
     """Kill every process of one start, and return when they are gone, or cannot be killed."""
-    with anyio.move_on_after(GROUP_END_SECONDS) as limit:
-        # The kernel tells nobody when the last process of a group is gone: ask again.
-        while await anyio.to_thread.run_sync(  # noqa: ASYNC110
-            signal_marked, marker, signal.SIGKILL
-        ):
-            await anyio.sleep(0.02)
-    if limit.cancelled_caught:
+
+    def end() -> bool:
+        gone = kill_marked(marker, GROUP_END_SECONDS)
+        return gone if child is None else kill_group(child, GROUP_END_SECONDS) and gone
+
+    if not await anyio.to_thread.run_sync(end, abandon_on_cancel=True):
         log.error("engine_unkillable", engine=marker.text(), seconds=GROUP_END_SECONDS)
 
 
@@ -261,11 +266,14 @@ def last_output(path: Path) -> str:
     """Return the last lines of a file of output, secrets masked; empty when it is not there."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+            start = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
+            file.seek(start)
+            lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
-    return mask_text("\n".join(text.splitlines()[-TAIL_LINES:]))
+    if start:  # Half a line may be half a secret, which nothing would mask.
+        del lines[0]
+    return mask_text("\n".join(lines[-TAIL_LINES:]))
 
 
 def _is_free(host: str, port: int) -> bool:
@@ -277,13 +285,6 @@ def _is_free(host: str, port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _kill_group(pid: int) -> None:
-    """Kill the group of a child that ended. Not ours to reap: its number may be another's now."""
-    with suppress(ChildProcessError, ProcessLookupError, PermissionError):
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        os.killpg(pid, signal.SIGKILL)
 
 
 def _reap(pid: int) -> tuple[int | None, int | None]:

@@ -20,7 +20,7 @@ import structlog
 from llmgw.catalog.entries import Catalog
 from llmgw.catalog.load import load
 from llmgw.children import Child
-from llmgw.errors import UsageError
+from llmgw.errors import LlmgwError, UsageError
 from llmgw.folder import held, unusable
 from llmgw.log.embedded import EmbeddedServer, embedded_server
 from llmgw.log.jetstream import connect
@@ -29,6 +29,7 @@ from llmgw.telling import say, tell
 
 AGENT_GRACE_SECONDS = 60.0
 CONTROLLER_GRACE_SECONDS = 10.0
+SERVER_PAUSE_SECONDS = 2.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 log = structlog.get_logger()
@@ -102,12 +103,13 @@ async def _run(
             tasks.start_soon(tell, settings, found, catalog, file)
             await _until_told_to_stop()
             say("stopping: engines first")
-            await agent.stop(AGENT_GRACE_SECONDS)
+            if not await agent.finish(AGENT_GRACE_SECONDS):
+                say(f"the agent did not end in good order, engines may run on: {agent.log_file}")
             await controller.stop(CONTROLLER_GRACE_SECONDS)
             tasks.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True):
-            await agent.stop(AGENT_GRACE_SECONDS)
+            await agent.finish(AGENT_GRACE_SECONDS)
             await controller.stop(CONTROLLER_GRACE_SECONDS)
             await found.close()
     say("stopped")
@@ -136,7 +138,19 @@ async def _keep_server(server: EmbeddedServer) -> None:
     while True:
         code = await server.wait()
         log.warning("log_server_ended", exit_code=code)
-        await server.restart()
+        await _restart(server)
+
+
+async def _restart(server: EmbeddedServer) -> None:
+    """Start the log again. Engines serve on without it: that it cannot start is no end of all."""
+    while True:
+        try:
+            await server.restart()
+        except LlmgwError as error:
+            log.warning("log_server_does_not_start", reason=str(error))
+            await anyio.sleep(SERVER_PAUSE_SECONDS)
+        else:
+            return
 
 
 async def _until_told_to_stop() -> None:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import lru_cache
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -20,21 +19,30 @@ from llmgw.core.commands import SetAssignments
 from llmgw.core.events import EVENTS, Event
 from llmgw.core.records import Body, NewerVersion, Record, UnknownType, Unreadable
 from llmgw.core.telemetry import NodeSample
-from llmgw.core.values import Origin
+from llmgw.core.values import Origin, Whole
 from llmgw.errors import MalformedRecord, UsageError
 
 MAX_PAYLOAD_BYTES = 1_048_576
 MAX_DEPTH = 32
 SHALLOW_BYTES = 1_024
-"""So few bytes cannot be nested deep enough to exhaust any thread's stack."""
+"""So few bytes cannot exhaust a stack, however they nest: a level takes about 500 bytes of it."""
+MOST_ROUTES = 65_536
 TYPE_PREFIX = "llmgw."
 
 _TOKEN_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_BRACKETS = re.compile(rb"[\[\]{}]")
+# Possessive and with an optional end, so that no string, not even one that never ends, is read
+# twice: a search for the end that starts over at each quote takes minutes for a megabyte.
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_BRACKETS = b"[]{}"
+_NO_BRACKET = bytes(set(range(256)) - set(_BRACKETS))
+_NO_BRACKET_NO_STRING = bytes(set(range(256)) - set(_BRACKETS + b'"\\'))
 
 _UNDECODABLE = (msgspec.MsgspecError, MalformedRecord, ValueError, RecursionError)
+# An upcast takes apart what only an older version ever checked.
+_UPCASTING = (*_UNDECODABLE, LookupError, TypeError, AttributeError, ArithmeticError)
+
+Session = Annotated[str, msgspec.Meta(max_length=256)]
 
 T = TypeVar("T")
 
@@ -54,18 +62,23 @@ class Envelope(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     data: T
 
 
-class _Incoming(msgspec.Struct, Generic[T], frozen=True, kw_only=True, gc=False):
+Type = TypeVar("Type")
+Version = TypeVar("Version")
+
+
+class _Incoming(msgspec.Struct, Generic[Type, Version, T], frozen=True, kw_only=True, gc=False):
     """What is read of an envelope: the rest (id, time, content type) is for other readers.
 
-    Making fewer strings is a quarter of the cost of reading a small event.
+    Making fewer strings is a quarter of the cost of reading a small event; so the type and the
+    version that a subject calls for are literals, which msgspec compares where they stand.
     """
 
     specversion: Literal["1.0"]
-    type: str
+    type: Type
     source: str
-    dataversion: int
-    session: str
-    number: int
+    dataversion: Version
+    session: Session
+    number: Whole
     data: T
 
 
@@ -77,14 +90,19 @@ class Outgoing(NamedTuple):
     message_id: str
 
 
-class _Route(NamedTuple):
+class _Route(msgspec.Struct, frozen=True):
+    """What a subject says of its messages. `decode` is absent where the type is unknown."""
+
     origin: Origin
     node: str
     wire: str
-    type: str
     source: str
-    version: int
-    decode: Callable[[bytes], _Incoming[Any]] | None
+    version: int = 0
+    decode: Callable[[bytes], _Incoming[Any, Any, Any]] | None = None
+
+    @property
+    def type(self) -> str:
+        return TYPE_PREFIX + self.wire
 
 
 # A newer writer's version: upcast functions take the decoded data of (type, version) and return
@@ -95,15 +113,22 @@ UPCASTS: dict[tuple[str, int], Upcast] = {}
 _encoder = msgspec.json.Encoder()
 _KNOWN: Mapping[str, type[Any]] = {**EVENTS, SetAssignments.wire: SetAssignments}
 _DECODERS = {
-    wire: msgspec.json.Decoder(_Incoming[known])  # type: ignore[valid-type]
+    wire: msgspec.json.Decoder(
+        _Incoming[Literal[TYPE_PREFIX + wire], Literal[known.version], known]  # type: ignore[misc]
+    )
     for wire, known in _KNOWN.items()
 }
-_ANY: msgspec.json.Decoder[_Incoming[Any]] = msgspec.json.Decoder(_Incoming[dict[str, Any]])
+_AnyIncoming = _Incoming[str, int, dict[str, Any]]
+_ANY: msgspec.json.Decoder[_AnyIncoming] = msgspec.json.Decoder(_AnyIncoming)
+
+
+def _is_token(name: str) -> bool:
+    return 1 <= len(name) <= 63 and _TOKEN_CHARACTERS.issuperset(name)
 
 
 def check_token(name: str, what: str) -> str:
     """Return `name` if it can be one token of a subject, else raise `UsageError`."""
-    if not 1 <= len(name) <= 63 or not _TOKEN_CHARACTERS.issuperset(name):
+    if not _is_token(name):
         raise UsageError(
             f"{what} {name!r} is not valid: use 1 to 63 of the characters A-Z a-z 0-9 _ -"
         )
@@ -217,64 +242,75 @@ def decode_sample(subject: str, payload: bytes) -> Envelope[NodeSample]:
 
 def decode(sequence: int, time_ns: int, subject: str, payload: bytes) -> Record:
     """Return the record of one message of the log. Never raises."""
-    route = _route(subject)
+    route = _ROUTES[subject]
     if route is None:
         body = Unreadable(subject, "the subject is not one of llmgw's")
         return Record(sequence, time_ns, "operator", "", "", 0, body)
-    origin, node, wire, wire_type, source, version, read = route
+    read = route.decode
     if read is None:
-        return _unread(sequence, time_ns, route, UnknownType(wire))
+        return _unread(sequence, time_ns, route, UnknownType(route.wire))
     try:
         if len(payload) > SHALLOW_BYTES:
             _check_size_and_depth(payload)
         envelope = read(payload)
     except _UNDECODABLE as error:
         return _reread(sequence, time_ns, subject, route, payload, error)
-    if envelope.dataversion != version:
-        return _other_version(sequence, time_ns, subject, route, payload)
-    if envelope.source != source or envelope.type != wire_type:
+    if envelope.source != route.source:
         return _unread(sequence, time_ns, route, Unreadable(subject, _forged(envelope, route)))
-    return Record(sequence, time_ns, origin, node, envelope.session, envelope.number, envelope.data)
+    return Record(
+        sequence,
+        time_ns,
+        route.origin,
+        route.node,
+        envelope.session,
+        envelope.number,
+        envelope.data,
+    )
 
 
 def _unread(sequence: int, time_ns: int, route: _Route, body: Body) -> Record:
     return Record(sequence, time_ns, route.origin, route.node, "", 0, body)
 
 
-def _forged(envelope: _Incoming[Any], route: _Route) -> str:
+def _forged(envelope: _Incoming[Any, Any, Any], route: _Route) -> str:
+    """Return in what the envelope says another thing than the subject, or nothing."""
     if envelope.source != route.source:
         return f"source {envelope.source!r} does not match the subject's {route.source!r}"
-    return f"type {envelope.type!r} does not match the subject's {route.type!r}"
+    if envelope.type != route.type:
+        return f"type {envelope.type!r} does not match the subject's {route.type!r}"
+    return ""
 
 
 def _reread(
     sequence: int, time_ns: int, subject: str, route: _Route, payload: bytes, error: Exception
 ) -> Record:
-    """Give a payload that did not decode a second chance: it may be of another version."""
+    """Say why a payload did not decode, or decode it after all: it may be of another version."""
+    why = _one_line(error)
     with suppress(*_UNDECODABLE):  # of two errors the first says more
         _check_size_and_depth(payload)
-        if _ANY.decode(payload).dataversion != route.version:
-            return _other_version(sequence, time_ns, subject, route, payload)
-    return _unread(sequence, time_ns, route, Unreadable(subject, _one_line(error)))
+        envelope = _ANY.decode(payload)
+        if envelope.dataversion != route.version:
+            return _other_version(sequence, time_ns, subject, route, envelope)
+        why = _forged(envelope, route) or why
+    return _unread(sequence, time_ns, route, Unreadable(subject, why))
 
 
 def _other_version(
-    sequence: int, time_ns: int, subject: str, route: _Route, payload: bytes
+    sequence: int, time_ns: int, subject: str, route: _Route, envelope: _AnyIncoming
 ) -> Record:
     """Upcast an older version step by step; report a newer one."""
+    if envelope.dataversion > route.version:
+        newer = NewerVersion(route.wire, envelope.dataversion)
+        return _unread(sequence, time_ns, route, newer)
+    data = envelope.data
     try:
-        envelope = _ANY.decode(payload)
-        if envelope.dataversion > route.version:
-            newer = NewerVersion(route.wire, envelope.dataversion)
-            return _unread(sequence, time_ns, route, newer)
-        data = envelope.data
         for version in range(envelope.dataversion, route.version):
             data = _upcast(route.wire, version)(data)
         body = msgspec.convert(data, _KNOWN[route.wire])
-    except _UNDECODABLE as error:
+    except _UPCASTING as error:
         return _unread(sequence, time_ns, route, Unreadable(subject, _one_line(error)))
-    if envelope.source != route.source or envelope.type != route.type:
-        return _unread(sequence, time_ns, route, Unreadable(subject, _forged(envelope, route)))
+    if forged := _forged(envelope, route):
+        return _unread(sequence, time_ns, route, Unreadable(subject, forged))
     return Record(
         sequence, time_ns, route.origin, route.node, envelope.session, envelope.number, body
     )
@@ -287,18 +323,32 @@ def _upcast(wire: str, version: int) -> Upcast:
         raise MalformedRecord(f"version {version} of {wire} was never released") from None
 
 
-@lru_cache(maxsize=65_536)
+class _Routes(dict[str, _Route | None]):
+    """Subjects taken apart, once each: a log has few subjects and very many messages.
+
+    When it is full it begins anew, so that a writer who makes up subjects cannot fill the memory.
+    """
+
+    def __missing__(self, subject: str) -> _Route | None:
+        if len(self) >= MOST_ROUTES:
+            self.clear()
+        route = self[subject] = _route(subject)
+        return route
+
+
+_ROUTES = _Routes()
+
+
 def _route(subject: str) -> _Route | None:
-    """Take a subject apart. Cached: a log has few subjects and very many messages."""
     tokens = subject.split(".")
     if len(tokens) < 5 or tokens[0] != "llmgw" or tokens[1] != "v1":
         return None
     cluster, kind, writer = tokens[2], tokens[3], tokens[4]
-    if kind == "command" and len(tokens) == 5:
+    if kind == "command" and len(tokens) == 5 and _is_token(writer):
         return _known_route("command", writer, SetAssignments, f"/llmgw/{cluster}/controller")
     if kind != "event":
         return None
-    if writer == "node" and len(tokens) > 6:
+    if writer == "node" and len(tokens) > 6 and _is_token(tokens[5]):
         return _event_route("node", tokens[5], ".".join(tokens[6:]), cluster)
     if writer in ("controller", "operator") and len(tokens) > 5:
         return _event_route(writer, "", ".".join(tokens[5:]), cluster)  # type: ignore[arg-type]
@@ -309,16 +359,14 @@ def _event_route(origin: Origin, node: str, wire: str, cluster: str) -> _Route:
     known = EVENTS.get(wire)
     source = f"/llmgw/{cluster}/node/{node}" if node else f"/llmgw/{cluster}/{origin}"
     if known is None or known.origin != origin:  # under somebody else's subject it is not that
-        return _Route(origin, node, wire, TYPE_PREFIX + wire, source, 0, None)
+        return _Route(origin, node, wire, source)
     return _known_route(origin, node, known, source)
 
 
 def _known_route(
     origin: Origin, node: str, known: type[Event | SetAssignments], source: str
 ) -> _Route:
-    wire = known.wire
-    read = _DECODERS[wire].decode
-    return _Route(origin, node, wire, TYPE_PREFIX + wire, source, known.version, read)
+    return _Route(origin, node, known.wire, source, known.version, _DECODERS[known.wire].decode)
 
 
 def _check_size_and_depth(payload: bytes) -> None:
@@ -328,13 +376,18 @@ def _check_size_and_depth(payload: bytes) -> None:
     """
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise MalformedRecord(f"{len(payload)} bytes; {MAX_PAYLOAD_BYTES} at most are read")
-    if payload.count(b"{") + payload.count(b"[") <= MAX_DEPTH:
+    marks = payload.translate(None, _NO_BRACKET_NO_STRING)
+    if marks.count(b"{") + marks.count(b"[") <= MAX_DEPTH:
         return
-    depth = 0
-    for bracket in _BRACKETS.findall(_STRINGS.sub(b"", payload)):
-        depth += 1 if bracket in b"{[" else -1
-        if depth > MAX_DEPTH:
-            raise MalformedRecord(f"nested more than {MAX_DEPTH} deep")
+    brackets = marks.replace(b'""', b"")
+    if b'"' in brackets or b"\\" in brackets:  # a string holds a bracket, or an escape
+        brackets = _STRINGS.sub(b"", payload).translate(None, _NO_BRACKET)
+    for _ in range(MAX_DEPTH):  # each turn takes the innermost level away
+        before, brackets = brackets, brackets.replace(b"{}", b"").replace(b"[]", b"")
+        if brackets == before:
+            break
+    if b"{" in brackets or b"[" in brackets:
+        raise MalformedRecord(f"nested more than {MAX_DEPTH} deep, or never closed")
 
 
 def _one_line(error: Exception) -> str:

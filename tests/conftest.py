@@ -23,6 +23,17 @@ hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, deran
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--rewrite`: scenarios and golden files are written anew, for the diff to be read."""
+    parser.addoption("--rewrite", action="store_true", help="write golden files and scenarios anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell the tests that compare with files, in every process that they start."""
+    if config.getoption("--rewrite"):
+        os.environ["LLMGW_REWRITE"] = "1"
+
+
 # Answered from the kernel's memory in microseconds: names and metadata of local files.
 QUICK = (
     *("os.access", "os.getcwd", "os.listdir", "os.mkdir", "os.readlink", "os.remove", "os.rename"),

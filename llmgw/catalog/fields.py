@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from llmgw.catalog.report import Report
+from llmgw.catalog.rules import NAME
 from llmgw.catalog.tree import Broken, Items, Node, Pairs, Scalar
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -18,7 +19,6 @@ _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)")
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,15}")
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?")
 _CLASS = re.compile(r"[a-z0-9*][a-z0-9*.+,-]{0,79}")
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _PATH = re.compile(r"/[\x21-\x7e]{0,255}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
@@ -59,7 +59,7 @@ def read_name(node: Node, field: str, report: Report) -> str | None:
     """Return a model's name: safe as a path, a subject, a host label and in any shell."""
     text = read_text(node, field, report)
     return _matching(
-        _NAME,
+        NAME,
         text,
         node,
         field,

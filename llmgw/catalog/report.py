@@ -32,6 +32,10 @@ class Report:
         """Note something that is valid and perhaps not meant."""
         self._warnings.append(Remark(line, field, message))
 
+    def remarks(self) -> tuple[Remark, ...]:
+        """Return every problem as it was noted."""
+        return tuple(self._problems)
+
     def problems(self, file_name: str) -> tuple[str, ...]:
         """Return every problem as `FILE:LINE: field: message`, in the order of the file."""
         return _lines(file_name, self._problems)

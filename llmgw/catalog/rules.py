@@ -19,6 +19,9 @@ from llmgw.engines.devices import DEVICE_VARIABLES
 from llmgw.engines.references import REFERENCE
 from llmgw.engines.registry import ENGINES
 
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+"""The names that an entry may have: no path, no shell, no upper case."""
+
 _SECRET_WORDS = frozenset(
     {"TOKEN", "TOKENS", "SECRET", "SECRETS", "KEY", "KEYS", "APIKEY", "PASSWORD", "PASSWD"}
     | {"PASSPHRASE", "CREDENTIAL", "CREDENTIALS", "AUTHORIZATION"}

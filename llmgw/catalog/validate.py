@@ -128,10 +128,11 @@ def _model_nodes(root: Node | None, report: Report, *, silent: bool) -> list[Nod
         report.problem(root.line, "models", "missing; write `models:` and a list of entries")
         return []
     line, node = root.pairs["models"]
-    if isinstance(node, Items) and node.nodes:
-        return node.nodes
+    if isinstance(node, Items):
+        return node.nodes  # `models: []` says that nothing shall be served
     if not isinstance(node, Broken):
-        report.problem(line, "models", "must be a list with at least one entry (`- name: …`)")
+        said = "must be a list of entries (`- name: …`), or `[]` to serve nothing"
+        report.problem(line, "models", said)
     return []
 
 

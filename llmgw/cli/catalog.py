@@ -25,4 +25,5 @@ def check(file: Annotated[Path, typer.Argument(help="A catalog in YAML.")]) -> N
         print(problem)
     if checked.problems:
         raise typer.Exit(2)
-    note(f"{file}: {len(checked.catalog.models)} models, no mistakes")
+    count = len(checked.catalog.models)
+    note(f"{file}: {count} {'model' if count == 1 else 'models'}, no mistakes")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmgw.cli.context import note, open_log, resolved
+from llmgw.cli.context import note
+from llmgw.cli.ctl_source import ArchiveFile, Where, opened, where
 from llmgw.cli.options import ClusterName, Data, Format, NatsUrl, Output
 from llmgw.errors import UsageError
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from llmgw.core.records import Record
-    from llmgw.settings import Settings
 
     Filter = Callable[[Record], bool]
 
@@ -37,6 +37,7 @@ def events(
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only the newest so many.", show_default=False)
     ] = None,
+    archive: ArchiveFile = None,
     output: Output = Format.TABLE,
     nats_url: NatsUrl = None,
     cluster: ClusterName = None,
@@ -50,16 +51,18 @@ def events(
 
     if follow and rejected:
         raise UsageError("--follow and --rejected do not go together")
-    settings = resolved(nats_url=nats_url, cluster=cluster, data=data).settings
+    if follow and archive is not None:
+        raise UsageError("--follow and --archive do not go together: nothing comes to an archive")
+    asked = where(archive, nats_url, cluster, data)
     wanted = partial(concerns, wire=type, node=node, replica=replica)
     if follow:
-        asyncio.run(_follow(settings, wanted, limit, output))
+        asyncio.run(_follow(asked, wanted, limit, output))
     else:
-        asyncio.run(_list(settings, wanted, limit, output, rejected))
+        asyncio.run(_list(asked, wanted, limit, output, rejected))
 
 
 async def _list(
-    settings: Settings, wanted: Filter, limit: int | None, output: Format, rejected: bool
+    asked: Where, wanted: Filter, limit: int | None, output: Format, rejected: bool
 ) -> None:
     from llmgw import views
     from llmgw.cli.output import emit
@@ -67,15 +70,15 @@ async def _list(
     from llmgw.replay import present_records
 
     rows: list[views.EventRow] | list[views.RejectedRow]
-    async with open_log(settings) as log:
+    async with opened(asked, whole=rejected) as source:
         if rejected:
-            found = [record async for record in present_records(log)]
+            found = [record async for record in present_records(source.log)]
             kept = {record.sequence for record in found if wanted(record)}
             rows = [row for row in views.rejected(found) if row.sequence in kept]
             rows = rows[-limit:] if limit else rows
         else:
             newest = deque[views.EventRow](maxlen=limit)
-            async for record in present_records(log):
+            async for record in present_records(source.log):
                 if wanted(record):
                     newest.extend(views.events([record]))
             rows = list(newest)
@@ -84,7 +87,7 @@ async def _list(
     emit(rows, output, view_lines)
 
 
-async def _follow(settings: Settings, wanted: Filter, limit: int | None, output: Format) -> None:
+async def _follow(asked: Where, wanted: Filter, limit: int | None, output: Format) -> None:
     """Print what is there, then each record as it comes, until Ctrl-C."""
     from llmgw import views
     from llmgw.cli.output import emit_more, table_lines
@@ -100,14 +103,14 @@ async def _follow(settings: Settings, wanted: Filter, limit: int | None, output:
             lambda rows, wide: table_lines(rows, EVENTS, wide, widths),
         )
 
-    async with open_log(settings) as log:
+    async with opened(asked) as source:
         newest: deque[Record] = deque(maxlen=limit)
         last = 0
-        async for record in present_records(log):
+        async for record in present_records(source.log):
             last = record.sequence
             if wanted(record):
                 newest.append(record)
         show([*newest])
-        async for record in records(log, start=last + 1):
+        async for record in records(source.log, start=last + 1):
             if wanted(record):
                 show([record])

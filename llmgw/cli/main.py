@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from io import TextIOWrapper
 
 import typer
 
@@ -40,7 +41,8 @@ def version() -> None:
 def run() -> None:
     """Run the program and end the process: the entry point of the package."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except (LlmgwError, BaseExceptionGroup) as error:

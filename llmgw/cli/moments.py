@@ -7,28 +7,35 @@ from datetime import UTC, datetime, time, timedelta
 
 from llmgw.errors import UsageError
 
+_LONGEST_SEQUENCE = 18
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?Z?")
 _AGO = re.compile(r"(\d{1,9})\s*([a-z]+)\s+ago")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _UNITS |= {"sec": "seconds", "min": "minutes"}
 
 
-def parse_point(text: str, now: datetime) -> int | datetime:
+def parse_point(text: str, now: datetime, option: str = "--to") -> int | datetime:
     """Return the sequence or the time (with its zone) that `text` names.
 
     `now` gives the day for `14:05` and the start for `10 minutes ago`. A time without a zone is
-    UTC. Raises `UsageError` with the forms that are understood.
+    UTC. Raises `UsageError` with the forms that are understood; `option` is who asks.
     """
     text = text.strip()
-    if text.isdecimal() and len(text) <= 16:
-        return int(text)
     try:
+        if text.isdecimal():
+            return _sequence(text)
         return _clock(text, now) or _ago(text, now) or _stamp(text)
     except (ValueError, OverflowError):
         raise UsageError(
-            f"--to {text!r:.60} is neither a sequence nor a time: write 1234, "
+            f"{option} {text!r:.60} is neither a sequence nor a time: write 1234, "
             "2026-03-01T14:05:00Z, 14:05 (today, UTC) or '10 minutes ago'"
         ) from None
+
+
+def _sequence(text: str) -> int:
+    if not text.isascii() or len(text) > _LONGEST_SEQUENCE:
+        raise ValueError
+    return int(text)
 
 
 def _clock(text: str, now: datetime) -> datetime | None:

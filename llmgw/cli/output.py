@@ -16,6 +16,7 @@ import msgspec
 import typer
 
 from llmgw.cli.options import Format
+from llmgw.errors import LlmgwError
 
 T = TypeVar("T")
 
@@ -128,3 +129,5 @@ def _write(payload: bytes) -> None:
         # What is still buffered would fail once more when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(_PIPE_CLOSED) from None
+    except OSError as error:
+        raise LlmgwError(f"the output cannot be written: {error.strerror}") from error

@@ -18,7 +18,9 @@ def as_size(size_bytes: int | None) -> str | None:
     """Return bytes as people read them: `79.2 GiB`, `512 MiB`."""
     if size_bytes is None:
         return None
-    if size_bytes and size_bytes < _GIB:
+    if size_bytes == 0:
+        return "0"
+    if size_bytes < _GIB:
         return f"{size_bytes / _MIB:.0f} MiB"
     return f"{size_bytes / _GIB:.1f} GiB"
 

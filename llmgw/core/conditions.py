@@ -43,7 +43,7 @@ class ConditionTracker:
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
         self._warm_since: dict[str, float] = {}
-        self._hot: set[str] = set()
+        self._hot: dict[str, CardReading] = {}
         self._last: tuple[Condition, ...] | None = None
 
     def forget_what_was_said(self) -> None:
@@ -56,7 +56,7 @@ class ConditionTracker:
         """Take a sample; return all conditions if they changed, else `None`."""
         for card in readings.cards:
             self._judge_heat(card, now)
-        heat = {c.index: c for c in readings.cards if c.uuid in self._hot}
+        heat = {card.index: card for card in self._hot.values()}
         conditions = [
             Condition(device=d.id, name="hot", detail=_heat(heat[_card_of(d)]))
             for d in readings.devices
@@ -86,9 +86,9 @@ class ConditionTracker:
         if not warm:
             self._warm_since.pop(card.uuid, None)
         elif now - self._warm_since.setdefault(card.uuid, now) >= limits.hot_seconds:
-            self._hot.add(card.uuid)
+            self._hot[card.uuid] = card
         if cool:
-            self._hot.discard(card.uuid)
+            self._hot.pop(card.uuid, None)
 
 
 def _card_of(device: DeviceReading) -> int:
@@ -99,9 +99,7 @@ def _card_of(device: DeviceReading) -> int:
 def _heat(card: CardReading) -> str:
     if card.temperature_celsius is not None:
         return f"{card.temperature_celsius:g} °C"
-    if card.temperature_margin_celsius is not None:
-        return f"{card.temperature_margin_celsius:g} °C below its slowdown"
-    return "when it was last measured"
+    return f"{card.temperature_margin_celsius:g} °C below its slowdown"
 
 
 def _names(conditions: Iterable[Condition]) -> list[tuple[int, str]]:

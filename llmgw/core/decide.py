@@ -103,7 +103,7 @@ def _retirements(
     surplus = len(current) - entry.replicas
     if surplus > 0:
         for replica in sorted(current, key=_least_useful)[:surplus]:
-            yield _retire(state, replica, f"{entry.replicas} replicas are wanted")
+            yield _retire(state, replica, f"more than the {entry.replicas} wanted")
     ready = sum(1 for r in current if _is_ready(r))
     in_the_way = _in_the_way(state, entry, outdated, missing) if outdated else []
     for replica in in_the_way:
@@ -124,7 +124,7 @@ def _in_the_way(
     for replica in state.replicas.values():
         if replica.retired is not None and not _on_lost_node(state, replica):
             held.release(replica.name)
-    waiting = iter(outdated)
+    waiting = iter(sorted(outdated, key=_least_useful))
     released: list[Replica] = []
     needed: list[Replica] = []
     for number in range(missing):
@@ -176,8 +176,12 @@ def _retire(state: Cluster, replica: Replica, reason: str) -> ReplicaRetired:
 def _commands(state: Cluster) -> Iterator[SetAssignments]:
     """Command every node whose list changed since it was last told, or was told too long ago.
 
-    A command of an older term stays valid once it is in the log; nothing is said twice.
+    A command of an older term stays valid once it is in the log; nothing is said twice. Before
+    the log's first catalog nobody has said what shall run (a log that was replaced begins so, and
+    engines outlive it): then nothing is commanded.
     """
+    if not state.catalog_sequence:
+        return
     for node in state.nodes.values():
         if node.revision > node.commanded and node.started:
             yield SetAssignments(

@@ -255,7 +255,7 @@ class CatalogRejected(Decision, frozen=True, kw_only=True):
     reasons: tuple[Text, ...]
 
 
-class PartPlacement(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class PartPlacement(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """Where one part of a replica goes. `memory_bytes` is taken on each of its devices."""
 
     node: Token

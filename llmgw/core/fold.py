@@ -30,6 +30,7 @@ from llmgw.core.records import NewerVersion, Record, UnknownType, Unreadable
 from llmgw.core.refusals import refuses
 from llmgw.core.values import NEXT_PHASES, Phase
 from llmgw.engines.base import Grant
+from llmgw.hardware.types import Inventory
 
 
 def apply(state: Cluster, record: Record) -> None:
@@ -45,14 +46,14 @@ def apply(state: Cluster, record: Record) -> None:
         node = state.nodes.get(record.node)
         if node is None:
             node = state.nodes[record.node] = Node(record.node)
-        sessions = node.sessions
-        last = sessions.get(record.session)
+        sessions, session, number = node.sessions, record.session, record.number
+        last = sessions.get(session)
         if last is None:
-            _open_session(sessions, record.session)
-        elif record.number <= last:
+            _open_session(sessions, session)
+        elif number <= last:
             state.duplicates += 1
             return
-        sessions[record.session] = record.number
+        sessions[session] = number
         node.heard_ns = record.time_ns
         handler(state, node, body, record)
     elif record.origin == "controller":
@@ -110,7 +111,7 @@ def _node_started(state: Cluster, node: Node, body: e.NodeStarted, record: Recor
     if rebooted:  # the agent starts nothing of before until it is told again
         node.revision += 1
         node.strays = {}
-        for part in _parts_on(state, node.name):
+        for part in _parts_on(state, node):
             if part.phase in ("starting", "ready", "stopping"):
                 _move(state, part, "lost", record)
                 part.reason = "the machine restarted"
@@ -124,18 +125,21 @@ def _node_inventory(state: Cluster, node: Node, body: e.NodeInventoryTaken, reco
     inventory = body.inventory
     node.inventory = inventory
     node.devices = {device.id: device for device in inventory.devices}
+    node.excluded = _excluded(inventory) if inventory.excluded else {}
+    if node.held:
+        numbers = {device.uuid: device.id for device in inventory.devices}
+        for part in _parts_on(state, node):
+            was = zip(part.grants, part.devices, strict=True)
+            part.devices = tuple(numbers.get(grant.uuid, number) for grant, number in was)
+
+
+def _excluded(inventory: Inventory) -> dict[int, str]:
+    """Return why devices are kept out: by what is said of their card, then of themselves."""
     cards = {
         x.card: x.reason for x in inventory.excluded if x.device is None and x.card is not None
     }
-    node.excluded = {
-        device.id: cards[device.card] for device in inventory.devices if device.card in cards
-    }
-    node.excluded |= {x.device: x.reason for x in inventory.excluded if x.device is not None}
-    if node.held:
-        numbers = {device.uuid: device.id for device in inventory.devices}
-        for part in _parts_on(state, node.name):
-            was = zip(part.grants, part.devices, strict=True)
-            part.devices = tuple(numbers.get(grant.uuid, number) for grant, number in was)
+    by_card = {d.id: cards[d.card] for d in inventory.devices if d.card in cards}
+    return by_card | {x.device: x.reason for x in inventory.excluded if x.device is not None}
 
 
 def _node_conditions(
@@ -165,6 +169,8 @@ def _running(
         node.strays.setdefault(f"{body.replica}/{body.part}", devices)
         if node.commanded == node.revision:
             node.revision += 1
+    else:
+        node.strays.pop(f"{body.replica}/{body.part}", None)
     return part
 
 
@@ -194,7 +200,8 @@ def _replica_ready(state: Cluster, node: Node, body: e.ReplicaBecameReady, recor
         part.address = body.address
         part.port = body.port
         part.pid = body.pid
-        part.reason = part.meaning = part.advice = part.output = None
+        if part.reason is not None:
+            part.reason = part.meaning = part.advice = part.output = None
 
 
 def _replica_adopted(state: Cluster, node: Node, body: e.ReplicaAdopted, record: Record) -> None:
@@ -202,12 +209,13 @@ def _replica_adopted(state: Cluster, node: Node, body: e.ReplicaAdopted, record:
     if part is not None:
         part.pid = body.pid
         part.port = body.port
-        if part.phase == "lost":
+        if part.phase in ("lost", "assigned"):
             _move(state, part, "starting", record)
 
 
 def _replica_failed(state: Cluster, node: Node, body: e.ReplicaFailed, record: Record) -> None:
-    node.strays.pop(f"{body.replica}/{body.part}", None)
+    if node.strays:
+        node.strays.pop(f"{body.replica}/{body.part}", None)
     part = _part(state, node, body)
     if part is not None:
         _move(state, part, "failed", record)
@@ -221,17 +229,18 @@ def _replica_failed(state: Cluster, node: Node, body: e.ReplicaFailed, record: R
 
 
 def _replica_stopped(state: Cluster, node: Node, body: e.ReplicaStopped, record: Record) -> None:
-    node.strays.pop(f"{body.replica}/{body.part}", None)
+    if node.strays:
+        node.strays.pop(f"{body.replica}/{body.part}", None)
     part = _part(state, node, body)
     if part is not None:
         _move(state, part, "stopped", record)
         part.pid = None
         part.reason = body.reason
-        replica = state.replicas[body.replica]
-        here = [p for p in replica.parts if p.node == node.name]
-        last = node.retiring.get(replica.name)
-        if last is not None and body.revision >= last and all(p.phase == "stopped" for p in here):
-            _end_on(state, node, replica)
+        last = node.retiring.get(body.replica)
+        if last is not None and body.revision >= last:
+            replica = state.replicas[body.replica]
+            if all(p.phase == "stopped" for p in replica.parts if p.node == node.name):
+                _end_on(state, node, replica)
 
 
 def _end_on(state: Cluster, node: Node, replica: Replica) -> None:
@@ -262,8 +271,8 @@ def _command_completed(
     """Everything that the command did not list is stopped, also what was never started."""
     node.ended = max(node.ended, body.revision)
     node.refused = None
-    if body.revision >= node.revision:  # written after the last stray was seen, so it is gone
-        node.strays = {}
+    if node.strays and body.revision >= node.revision:
+        node.strays = {}  # written after the last stray was seen, so it is gone
     for name in [n for n, revision in node.retiring.items() if revision <= body.revision]:
         replica = state.replicas[name]
         for part in replica.parts:
@@ -280,6 +289,8 @@ def _command_superseded(
 
 
 def _command_refused(state: Cluster, node: Node, body: e.CommandRefused, record: Record) -> None:
+    if body.term < node.commanded_term:
+        return  # as it should be: that command is void
     node.ended = max(node.ended, body.revision)
     node.refused = body.reason
 
@@ -389,8 +400,10 @@ def _commanded(state: Cluster, body: SetAssignments, record: Record) -> None:
         node.commanded_term = body.term
 
 
-def _parts_on(state: Cluster, node: str) -> list[Part]:
-    return [p for r in state.replicas.values() for p in r.parts if p.node == node]
+def _parts_on(state: Cluster, node: Node) -> list[Part]:
+    """Return the parts on a node, by what its memory is held for: looking at all takes long."""
+    names = dict.fromkeys(name for holders in node.held.values() for name in holders)
+    return [p for name in names for p in state.replicas[name].parts if p.node == node.name]
 
 
 # One table instead of a chain of tests: the fold's speed is this lookup.

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TypedDict
-from zlib import crc32
 
 import msgspec
 
@@ -21,69 +20,13 @@ from llmgw.core import events as e
 from llmgw.core import stimuli as s
 from llmgw.core.commands import Assignment, SetAssignments
 from llmgw.core.conditions import ConditionTracker
+from llmgw.core.endings import backoff_seconds, explain, how_it_ended
+from llmgw.core.memory import EnginePart, Memory, Policy, digest, is_same, key_of, name_of
 from llmgw.core.stimuli import Effect, Key, Publish, Start
 from llmgw.core.values import Phase
-from llmgw.engines.base import KnownFailure, ProbeAnswer
+from llmgw.engines.base import ProbeAnswer
 from llmgw.engines.registry import ENGINES, engine
 from llmgw.hardware.types import Inventory
-
-
-class Policy(msgspec.Struct, frozen=True):
-    """Numbers that an operator may set for an agent."""
-
-    first_port: int = 18100
-    last_port: int = 18999
-    address: str = "127.0.0.1"
-    probe_seconds: float = 0.25
-    liveness_seconds: float = 5.0
-    liveness_failures: int = 6
-    backoff_first_seconds: float = 1.0
-    backoff_cap_seconds: float = 300.0
-    backoff_reset_seconds: float = 600.0
-    port_quarantine_seconds: float = 30.0
-    port_tries: int = 3
-
-
-class EnginePart(msgspec.Struct):
-    """One part that this agent runs, or is about to.
-
-    `assignment` is absent for an engine that was found running and that no command has named
-    yet. `digest` tells whether two assignments of the same name and generation are the same
-    (after a log was replaced they need not be).
-    """
-
-    assignment: Assignment | None
-    generation: int
-    digest: int = 0
-    attempt: int = 1
-    phase: Phase = "starting"
-    port: int = 0
-    pid: int | None = None
-    started_at: float = 0.0
-    ready_at: float | None = None
-    next_probe_at: float = 0.0
-    misses: int = 0
-    failures: int = 0
-    port_failures: int = 0
-    retry_at: float = 0.0
-    kill_at: float | None = None
-    stop_reason: str = ""
-    fail_reason: str | None = None
-
-
-class Memory(msgspec.Struct):
-    """What must survive the agent: what it was told and what it started.
-
-    `wanted` is `None` until a command was received: then nothing is stopped yet.
-    """
-
-    term: int = 0
-    revision: int = 0
-    command_sequence: int = 0
-    open_term: int | None = None
-    wanted: list[Assignment] | None = None
-    parts: dict[str, EnginePart] = {}
-    inventory: Inventory | None = None
 
 
 class _PartId(TypedDict):
@@ -97,26 +40,6 @@ _AT_REST: tuple[Phase, ...] = ("failed", "stopped")
 """Phases of a part that has no process."""
 _ALIVE: tuple[Phase, ...] = ("starting", "ready")
 """Phases in which an engine is asked for its health."""
-
-
-def digest(assignment: Assignment) -> int:
-    """Return a number that differs when what the assignment runs, or where, differs."""
-    uuids = tuple(grant.uuid for grant in assignment.grants)
-    what = (assignment.entry, uuids, assignment.generation)
-    return crc32(msgspec.json.encode(what, order="deterministic"))
-
-
-def _is_same(part: EnginePart, assignment: Assignment) -> bool:
-    return part.generation == assignment.generation and part.digest == digest(assignment)
-
-
-def _name(key: Key) -> str:
-    return f"{key.replica}/{key.part}"
-
-
-def _key(name: str) -> Key:
-    replica, part = name.rsplit("/", 1)
-    return Key(replica, int(part))
 
 
 class NodeMachine:
@@ -151,7 +74,8 @@ class NodeMachine:
                 yield from self._log_replaced()
             case s.SampleTaken():
                 conditions = self._conditions.update(fact.readings, fact.own_pids, now)
-                if conditions is not None:
+                if conditions or (conditions is not None and self.memory.conditioned):
+                    self.memory.conditioned = bool(conditions)
                     yield Publish(e.NodeConditionsChanged(conditions=conditions))
             case s.ShutdownRequested():
                 self._leaving = True
@@ -165,7 +89,7 @@ class NodeMachine:
 
     def _part(self, start: Start) -> EnginePart | None:
         """Return the part if `start` is its latest start: older processes say nothing of it."""
-        part = self.memory.parts.get(_name(start.key))
+        part = self.memory.parts.get(name_of(start.key))
         if part is None or (part.generation, part.attempt) != (start.generation, start.attempt):
             return None
         return part
@@ -179,7 +103,7 @@ class NodeMachine:
             yield from self._inventory_taken(fact.inventory)
         if fact.rebooted:  # nothing of before runs on until the controller says so again
             memory.wanted = None
-        found = {_name(f.start.key): f for f in fact.found}
+        found = {name_of(f.start.key): f for f in fact.found}
         for name, part in list(memory.parts.items()):
             yield from self._recover(name, part, found.pop(name, None), now)
         for name, engine_found in found.items():
@@ -196,19 +120,20 @@ class NodeMachine:
         memory = self.memory
         memory.term = memory.revision = memory.command_sequence = 0
         memory.open_term = None
+        memory.untold = memory.conditioned = True
         self._conditions.forget_what_was_said()
         yield Publish(self._started)
         if memory.inventory is not None:
             yield Publish(e.NodeInventoryTaken(inventory=memory.inventory))
         for name, part in memory.parts.items():
             if part.pid is not None:
-                yield self._adopted(_key(name), part)
+                yield self._adopted(key_of(name), part)
 
     def _recover(
         self, name: str, part: EnginePart, found: s.EngineFound | None, now: float
     ) -> Iterator[Effect]:
         """Go on with a remembered part: its engine still runs, or it ended meanwhile."""
-        key = _key(name)
+        key = key_of(name)
         part.started_at = part.next_probe_at = part.retry_at = now
         part.kill_at = now if part.kill_at is not None else None
         part.ready_at = now if part.ready_at is not None else None
@@ -258,6 +183,19 @@ class NodeMachine:
         memory.term, memory.revision = command.term, command.revision
         memory.open_term = command.term
         memory.wanted = list(command.assignments)
+        if memory.untold:
+            memory.untold = False
+            yield from self._tell_again(command)
+
+    def _tell_again(self, command: SetAssignments) -> Iterator[Effect]:
+        """Tell a log that was replaced what of the command runs already."""
+        for assignment in command.assignments:
+            key = Key(assignment.replica, assignment.part)
+            part = self.memory.parts.get(name_of(key))
+            if part is not None and part.pid is not None and is_same(part, assignment):
+                yield self._adopted(key, part)
+                if part.phase == "ready" and part.ready_at is not None:
+                    yield self._ready(key, part, part.ready_at - part.started_at)
 
     def _supersede(self, command: SetAssignments) -> Iterator[Effect]:
         memory = self.memory
@@ -296,9 +234,8 @@ class NodeMachine:
         if fact.port_taken:
             self._quarantine[part.port] = now + self.policy.port_quarantine_seconds
             part.port_failures += 1
-        yield from self._failed(key, part, now, fact.reason)
-        if fact.port_taken and part.port_failures < self.policy.port_tries:
-            part.retry_at = now
+        at_once = fact.port_taken and part.port_failures < self.policy.port_tries
+        yield from self._failed(key, part, now, fact.reason, at_once=at_once)
 
     def _answered(
         self, fact: s.EngineAnswered, key: Key, part: EnginePart, now: float
@@ -323,13 +260,17 @@ class NodeMachine:
     def _became_ready(self, key: Key, part: EnginePart, now: float) -> Iterator[Effect]:
         part.phase = "ready"
         part.ready_at = now
-        yield Publish(
+        part.port_failures = 0
+        yield self._ready(key, part, now - part.started_at)
+
+    def _ready(self, key: Key, part: EnginePart, seconds: float) -> Publish:
+        return Publish(
             e.ReplicaBecameReady(
                 **self._id(key, part),
                 address=self.policy.address,
                 port=part.port,
                 pid=part.pid or 0,
-                seconds=round(now - part.started_at, 3),
+                seconds=round(seconds, 3),
             )
         )
 
@@ -340,7 +281,7 @@ class NodeMachine:
         if part.phase == "stopping":
             yield from self._stopped(key, part)
             return
-        reason = part.fail_reason or _how_it_ended(fact)
+        reason = part.fail_reason or how_it_ended(fact)
         yield from self._failed(key, part, now, reason, fact)
 
     # --- time ------------------------------------------------------------------------------
@@ -348,7 +289,7 @@ class NodeMachine:
     def _clock_ticked(self, now: float) -> Iterator[Effect]:
         self._quarantine = {p: t for p, t in self._quarantine.items() if t > now}
         for name, part in self.memory.parts.items():
-            key = _key(name)
+            key = key_of(name)
             if part.kill_at is not None and now >= part.kill_at and part.pid is not None:
                 part.kill_at = now + 1.0
                 yield s.StopEngine(self._start(key, part), part.pid, "KILL")
@@ -373,23 +314,23 @@ class NodeMachine:
         memory = self.memory
         if memory.wanted is None:
             return
-        wanted = {_name(Key(a.replica, a.part)): a for a in memory.wanted}
+        wanted = {name_of(Key(a.replica, a.part)): a for a in memory.wanted}
         for name, part in list(memory.parts.items()):
             assignment = wanted.get(name)
-            if assignment is None or not _is_same(part, assignment):
-                yield from self._end(_key(name), part, "not wanted any more", now)
+            if assignment is None or not is_same(part, assignment):
+                yield from self._end(key_of(name), part, "not wanted any more", now)
             elif part.assignment is None:
                 part.assignment = assignment
-                part.next_probe_at = now
+                part.started_at = part.next_probe_at = now
             elif self._may_retry(name, part, now):
                 part.attempt += 1
-                yield from self._begin(_key(name), part, now)
+                yield from self._begin(key_of(name), part, now)
         for name, assignment in wanted.items():
             if name not in memory.parts:
                 part = EnginePart(assignment, assignment.generation, digest(assignment))
                 if self._is_free(name, part):
                     memory.parts[name] = part
-                    yield from self._begin(_key(name), part, now)
+                    yield from self._begin(key_of(name), part, now)
         yield from self._complete(wanted)
 
     def _may_retry(self, name: str, part: EnginePart, now: float) -> bool:
@@ -401,7 +342,7 @@ class NodeMachine:
         memory = self.memory
         if memory.open_term is None or wanted.keys() != memory.parts.keys():
             return
-        if all(_is_same(memory.parts[n], a) for n, a in wanted.items()):
+        if all(is_same(memory.parts[n], a) for n, a in wanted.items()):
             term, memory.open_term = memory.open_term, None
             yield Publish(e.CommandCompleted(revision=memory.revision, term=term))
 
@@ -425,6 +366,7 @@ class NodeMachine:
         if assignment is None:
             return
         part.phase, part.pid, part.fail_reason, part.kill_at = "starting", None, None, None
+        part.port = 0
         part.started_at, part.ready_at, part.misses = now, None, 0
         part.next_probe_at = now
         cannot = self._cannot_start(assignment)
@@ -495,7 +437,7 @@ class NodeMachine:
         if self._leaving:  # it is still wanted: the next agent starts the next attempt
             part.phase, part.pid, part.kill_at = "stopped", None, None
         else:
-            del self.memory.parts[_name(key)]
+            del self.memory.parts[name_of(key)]
         yield Publish(
             e.ReplicaStopped(
                 **self._id(key, part), reason=part.stop_reason, revision=self.memory.revision
@@ -509,13 +451,14 @@ class NodeMachine:
         now: float,
         reason: str,
         ended: s.EngineExited | None = None,
+        at_once: bool = False,
     ) -> Iterator[Effect]:
         served = now - part.ready_at if part.ready_at is not None else 0.0
         part.failures = 1 if served >= self.policy.backoff_reset_seconds else part.failures + 1
-        pause = self._backoff(key, part)
+        pause = 0.0 if at_once else backoff_seconds(self.policy, key, part)
         part.phase, part.pid, part.ready_at = "failed", None, None
         part.kill_at, part.retry_at = None, now + pause
-        known = _explain(part, ended)
+        known = explain(part, ended)
         yield Publish(
             e.ReplicaFailed(
                 **self._id(key, part),
@@ -529,23 +472,13 @@ class NodeMachine:
             )
         )
 
-    def _backoff(self, key: Key, part: EnginePart) -> float:
-        """Double from the first pause to the cap, with up to a tenth more.
-
-        The jitter follows from the start itself: replay gives the same.
-        """
-        policy = self.policy
-        pause = policy.backoff_first_seconds * 2.0 ** min(part.failures - 1, 30)
-        spread = crc32(f"{_name(key)}/{part.generation}/{part.attempt}".encode()) % 1000 / 10_000
-        return min(pause, policy.backoff_cap_seconds) * (1.0 + spread)
-
     def _leave(self, now: float) -> Iterator[Effect]:
         if self._left:
             return
         if self._stop_on_leave:
             for name, part in self.memory.parts.items():
                 if part.phase != "stopped":
-                    yield from self._end(_key(name), part, "the agent is shutting down", now)
+                    yield from self._end(key_of(name), part, "the agent is shutting down", now)
             if any(part.phase != "stopped" for part in self.memory.parts.values()):
                 return
         self._left = True
@@ -561,28 +494,3 @@ class NodeMachine:
         return _PartId(
             replica=key.replica, part=key.part, generation=part.generation, attempt=part.attempt
         )
-
-
-def _explain(part: EnginePart, ended: s.EngineExited | None) -> KnownFailure | None:
-    chosen = ENGINES.get(part.assignment.entry.engine) if part.assignment else None
-    return chosen.explain(ended.output) if chosen is not None and ended is not None else None
-
-
-_SIGNALS = {
-    4: " (SIGILL: it was built for another processor)",
-    6: " (SIGABRT: it gave up by itself)",
-    7: " (SIGBUS: memory or a mapped file went away)",
-    9: " (SIGKILL: by somebody, or by the kernel when memory ran out)",
-    11: " (SIGSEGV: it crashed)",
-    15: " (SIGTERM: somebody asked it to end)",
-}
-"""What a signal says about an engine that nobody here stopped; numbers of Linux."""
-
-
-def _how_it_ended(fact: s.EngineExited) -> str:
-    if fact.signal is not None:
-        name = _SIGNALS.get(fact.signal, "")
-        return f"the engine was ended by signal {fact.signal}{name}"
-    if fact.exit_code is not None:
-        return f"the engine exited with code {fact.exit_code}"
-    return "the engine exited (its exit code went to an earlier agent)"

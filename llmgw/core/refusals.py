@@ -70,6 +70,8 @@ def _assigned(state: Cluster, body: e.ReplicaAssigned) -> str | None:
         for number in part.devices:
             device = node.devices.get(number)
             why = "no such device" if device is None else why_not(node, device, model.entry, held)
+            if why is None and part.memory_bytes != model.entry.memory_bytes:
+                why = f"{part.memory_bytes} bytes are not what {body.model} needs"
             if why is not None:
                 return f"{part.node} device {number}: {why}"
         held.take(state, body.replica, [part])

@@ -1,4 +1,4 @@
-"""One inventory from what nvidia-smi printed: report, listing and topology joined.
+"""One inventory from what a backend read: report, listing and topology joined.
 
 Pure; `discover` and the captures call it. Here it is decided what is a device, what is kept out
 of placement and why, and what the operator is warned of. Cards are joined by UUID.
@@ -15,8 +15,8 @@ from llmgw.errors import BackendUnavailable
 from llmgw.hardware.classes import card_class, is_generic, is_unified
 from llmgw.hardware.mig import instance_devices
 from llmgw.hardware.nvlink import with_domains
-from llmgw.hardware.smi_list import Listing
-from llmgw.hardware.smi_xml import Report, ReportedCard
+from llmgw.hardware.reports import Report, ReportedCard
+from llmgw.hardware.smi_list import Listing, UnreadableCard
 from llmgw.hardware.topology import Topology
 from llmgw.hardware.types import Card, Device, Excluded, Inventory, device_label
 
@@ -36,8 +36,11 @@ def assemble(
     topology: Topology | None = None,
     host: HostMemory | None = None,
     unreachable: Sequence[Excluded] = (),
+    backend: str = "nvidia-smi",
 ) -> Inventory:
     """The inventory of a node. `unreachable` are cards that could not even be reported.
+
+    NVML needs no listing: its report has what the tool's listing tells.
 
     Raises `BackendUnavailable` where the outputs contradict each other about which card is which.
     """
@@ -46,7 +49,7 @@ def assemble(
     cards, warnings = with_domains(node, reported, topology)
     devices: list[Device] = []
     excluded: list[Excluded] = list(unreachable)
-    warnings = [*_report_warnings(report, listing), *warnings]
+    warnings = [*_report_warnings(report, () if unreachable else listing.unreadable), *warnings]
     for entry, card in zip(reported, cards, strict=True):
         out = _exclusion(entry, card)
         if out is not None:
@@ -56,10 +59,10 @@ def assemble(
             devices += found
             excluded += broken
             warnings += said
-        warnings += _card_warnings(card)
+        warnings += _card_warnings(entry, card)
     return Inventory(
         node=node,
-        backend="nvidia-smi",
+        backend=backend,
         driver_version=report.driver_version,
         cuda_version=report.cuda_version,
         cards=tuple(cards),
@@ -68,6 +71,8 @@ def assemble(
         warnings=tuple(warnings),
     )
 
+
+_RESETS = frozenset({"reset", "reboot", "bus-reset", "system-reboot"})
 
 # Where something may still run, the device is listed beside its exclusion.
 _STILL_LISTED = frozenset({"mig-pending", "compute-mode", "needs-reset", "fabric"})
@@ -99,8 +104,8 @@ def _identified(reported: Sequence[ReportedCard], listing: Listing) -> list[Repo
     ):
         if len(set(names)) < len(names):
             raise BackendUnavailable(
-                f"two cards of the report have the same {what} ({names}): the outputs of"
-                " nvidia-smi -q -x and -L do not belong together; take them again"
+                f"two cards of the report have the same {what} ({names}): what was read does not"
+                " belong together; take it again"
             )
     return found
 
@@ -134,15 +139,15 @@ def _exclusion(reported: ReportedCard, card: Card) -> Excluded | None:
 
     if reported.trouble == "lost":
         return out("lost", "the driver has lost the card: reset it, or reboot the machine")
-    if reported.trouble == "needs-reset" or card.recovery_action in ("reset", "reboot"):
-        action = card.recovery_action if card.recovery_action in ("reset", "reboot") else "reset"
+    if reported.trouble == "needs-reset" or card.recovery_action in _RESETS:
+        action = card.recovery_action if card.recovery_action in _RESETS else "reset"
         return out("needs-reset", f"the driver asks for a {action} before the card works again")
     if card.mig_mode and card.mig_pending and card.mig_mode != card.mig_pending:
         change = f"MIG is {card.mig_mode} and will be {card.mig_pending} after a reset of the card"
         return out("mig-pending", change)
     if card.mig_mode == "enabled":
         if not reported.instances:
-            return out("mig-empty", "MIG is on and no instance is carved")
+            return out("mig-empty", _nothing_carved(reported))
     elif reported.trouble == "no-permission":
         return out("no-permission", "the driver does not let this user read the card")
     elif card.memory_total_bytes is None:
@@ -154,6 +159,21 @@ def _exclusion(reported: ReportedCard, card: Card) -> Excluded | None:
         state = f"the NVLink fabric is {card.fabric.state}: check that the fabric manager runs"
         return out("fabric", state)
     return None
+
+
+def _nothing_carved(reported: ReportedCard) -> str:
+    if reported.bare_gpu_instances:
+        return f"MIG is on and {_bare(reported)}"
+    return "MIG is on and no instance is carved"
+
+
+def _bare(reported: ReportedCard) -> str:
+    """What is wrong with the GPU instances that hold nothing, and how to mend it."""
+    ids = ",".join(str(number) for number in reported.bare_gpu_instances)
+    return (
+        f"GPU instance {ids} of card {reported.card.index} has no compute instance, so that nothing"
+        f" can use it: nvidia-smi mig -i {reported.card.index} -gi {ids} -cci"
+    )
 
 
 _FABRIC_NOT_READY = frozenset({"in progress", "not started"})
@@ -183,7 +203,7 @@ def _devices(
     return [device], [], []
 
 
-def _report_warnings(report: Report, listing: Listing) -> list[str]:
+def _report_warnings(report: Report, unreadable: Sequence[UnreadableCard]) -> list[str]:
     warnings = [f"nvidia-smi says: {line}" for line in report.outside]
     if report.attached is not None and report.attached != len(report.cards):
         warnings.append(
@@ -191,13 +211,15 @@ def _report_warnings(report: Report, listing: Listing) -> list[str]:
         )
     warnings += [
         f"the card at {card.pci} cannot be opened: {card.text or 'no reason given'}"
-        for card in listing.unreadable
+        for card in unreadable
     ]
     return warnings
 
 
-def _card_warnings(card: Card) -> list[str]:
+def _card_warnings(reported: ReportedCard, card: Card) -> list[str]:
     warnings = []
+    if reported.bare_gpu_instances and reported.instances:
+        warnings.append(_bare(reported))
     if is_generic(card.name):
         warnings.append(
             f"card {card.index} has the generic name {card.name!r}: the driver is older than the"

@@ -1,8 +1,9 @@
-"""Captures: a folder of raw nvidia-smi outputs, with what identifies a machine's owner removed.
+"""Captures: a folder of what both backends answered, without what identifies a machine's owner.
 
-`write_capture` makes one (`llmgw agent inventory --capture DIR`), `read_capture` discovers from
-one (`--from DIR`). A user's bug report so becomes a test. UUIDs and PCI addresses stay, since the
-outputs are joined by them; serial numbers, process names and command lines go.
+`write_capture` makes one (`llmgw agent inventory --capture DIR`), `read_capture` and
+`read_nvml_capture` discover from one (`--from DIR`). A user's bug report so becomes a test. UUIDs
+and PCI addresses stay, since the outputs are joined by them; serial numbers, process names and
+command lines go. NVML is asked for none of these.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ import re
 from pathlib import Path
 
 import anyio.to_thread
+import msgspec
 
 from llmgw.errors import BackendUnavailable, UsageError
 from llmgw.hardware.assemble import assemble
 from llmgw.hardware.host import host_memory, parse_meminfo
-from llmgw.hardware.smi import Output, Smi
+from llmgw.hardware.nvml import Nvml, parse_record, read_record
+from llmgw.hardware.nvml_failures import Failure
+from llmgw.hardware.nvml_record import Record, Refusal
+from llmgw.hardware.running import Output
+from llmgw.hardware.smi import Smi
 from llmgw.hardware.smi_failures import explain
 from llmgw.hardware.smi_list import parse_listing
 from llmgw.hardware.smi_xml import begins_report, parse_report
@@ -26,6 +32,7 @@ LISTING_FILE = "nvidia-smi-L.txt"
 REPORT_FILE = "nvidia-smi-q-x.xml"
 TOPOLOGY_FILE = "nvidia-smi-topo-m.txt"
 MEMORY_FILE = "meminfo.txt"
+RECORD_FILE = "nvml.json"
 
 _COMMANDS = {LISTING_FILE: ("-L",), REPORT_FILE: ("-q", "-x"), TOPOLOGY_FILE: ("topo", "-m")}
 _MOST_BYTES = 64 * 2**20
@@ -48,19 +55,31 @@ def scrub(text: str) -> str:
     return _SECRET.sub(replacement, text)
 
 
-async def write_capture(smi: Smi, folder: Path) -> tuple[Path, ...]:
-    """Write what the tool prints, scrubbed, into a folder; the paths of the files.
+async def write_capture(smi: Smi, nvml: Nvml, folder: Path) -> tuple[Path, ...]:
+    """Write what the tool prints, scrubbed, and what NVML answers, into a folder; the files' paths.
 
-    A tool that fails is captured with what it printed: that is what a report of a fault needs.
-    Raises `BackendUnavailable` if the program is missing or hangs, `UsageError` if the folder
-    cannot be written.
+    A backend that fails is captured with what it said: that is what a report of a fault needs.
+    Raises `BackendUnavailable` if the program is missing or hangs and NVML does not answer either,
+    `UsageError` if the folder cannot be written.
     """
-    outputs = {name: await smi.run(*arguments) for name, arguments in _COMMANDS.items()}
+    record = await nvml.record()
+    texts = {RECORD_FILE: _encoded(record)}
+    try:
+        for name, arguments in _COMMANDS.items():
+            texts[name] = scrub(_said(await smi.run(*arguments)))
+    except BackendUnavailable:
+        if isinstance(record, Failure) or record.failure is not None:
+            raise
     memory = await anyio.to_thread.run_sync(host_memory)
-    texts = {name: scrub(_said(output)) for name, output in outputs.items()}
     if memory is not None:
         texts[MEMORY_FILE] = f"MemTotal: {memory.total_bytes // 1024} kB\n"
     return await anyio.to_thread.run_sync(_write, folder, texts)
+
+
+def _encoded(record: Record | Failure) -> str:
+    if isinstance(record, Failure):
+        record = Record(failure=Refusal("no-answer", said=record.reason))
+    return msgspec.json.format(msgspec.json.encode(record), indent=1).decode() + "\n"
 
 
 def _said(output: Output) -> str:
@@ -88,14 +107,31 @@ def read_capture(node: str, folder: Path) -> Inventory:
     """
     text = _read(folder / REPORT_FILE)
     if text is None:
-        raise UsageError(
-            f"{folder} holds no {REPORT_FILE}: make a capture with"
-            " llmgw agent inventory --capture DIR, or name the folder that holds one"
-        )
+        raise lacks(folder, REPORT_FILE)
     try:
         return _assembled(node, folder, text)
     except BackendUnavailable as error:
         raise BackendUnavailable(f"{folder / REPORT_FILE}: {error}") from error
+
+
+def read_nvml_capture(node: str, folder: Path) -> Inventory | Failure | None:
+    """The inventory that NVML's answers in a captured folder tell; `None` if it holds none.
+
+    Blocks on files; call it in a worker thread. Raises `UsageError` if they cannot be read.
+    """
+    text = _read(folder / RECORD_FILE)
+    if text is None:
+        return None
+    host = parse_meminfo(_read(folder / MEMORY_FILE) or "")
+    return read_record(node, parse_record(text), host=host)
+
+
+def lacks(folder: Path | None, name: str) -> UsageError:
+    """The error for a folder that lacks a file of a capture."""
+    return UsageError(
+        f"{folder} holds no {name}: make a capture with"
+        " llmgw agent inventory --capture DIR, or name the folder that holds one"
+    )
 
 
 def _assembled(node: str, folder: Path, text: str) -> Inventory:

@@ -1,8 +1,9 @@
-"""MIG instances of one card as devices: the XML's numbers joined with the listing's names.
+"""MIG instances of one card as devices: what was reported, joined with the listing's names.
 
-Pure; `assemble` calls it. The XML names neither profiles nor UUIDs, the listing no ids: they meet
-at (card, device index). Where the listing is missing the profile follows from multiprocessors and
-memory, and the id is the one that drivers before 470 used.
+Pure; `assemble` calls it. NVML tells an instance's UUID and name by itself. The XML of most drivers
+has neither, the listing no ids: they meet at (card, device index). Where no name is given the
+profile follows from slices, multiprocessors and memory; without a UUID the id is the one that
+drivers before 470 used.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import math
 
 from llmgw.hardware.classes import Profile, instance_class
+from llmgw.hardware.reports import ReportedCard, ReportedInstance, ReportedProcess
 from llmgw.hardware.smi_list import ListedInstance
-from llmgw.hardware.smi_xml import ReportedCard, ReportedInstance, ReportedProcess
 from llmgw.hardware.types import Card, Device, Excluded, Process, device_label, instance_id
 
 # Multiprocessors in one compute slice, by architecture; cards with four slices instead of seven.
@@ -38,10 +39,12 @@ def instance_devices(
         name = names.pop(instance.index, None)
         device = _device(reported, card, instance, name)
         trouble = _mismatch(instance, name, listed=listed is not None)
-        if trouble is None and instance.memory_total_bytes is None:
-            excluded.append(_excluded(card, device.id, "unreadable", "its memory is not readable"))
+        if instance.trouble is not None:
+            excluded.append(_excluded(card, device.id, "unreadable", instance.trouble))
         elif trouble is not None:
             excluded.append(_excluded(card, device.id, "mig-mismatch", trouble))
+        elif instance.memory_total_bytes is None:
+            excluded.append(_excluded(card, device.id, "unreadable", "its memory is not readable"))
         else:
             devices.append(device)
     for name in names.values():
@@ -50,10 +53,10 @@ def instance_devices(
             _excluded(card, instance_id(card.index, name.index), "mig-mismatch", detail)
         )
     warnings = []
-    if reported.instances and listed is None:
+    if listed is None and any(one.uuid is None and not one.trouble for one in reported.instances):
         warnings.append(
-            f"the UUIDs of card {card.index}'s MIG instances are not known, since nvidia-smi -L"
-            " did not list them: ids of the old form MIG-GPU-<uuid>/<gi>/<ci> stand for them"
+            f"the UUIDs of card {card.index}'s MIG instances were not told: ids of the old form"
+            " MIG-GPU-<uuid>/<gi>/<ci> stand for them"
         )
     return devices, excluded, warnings
 
@@ -64,10 +67,12 @@ def _mismatch(
     ids = (instance.gpu_instance, instance.compute_instance)
     if name is None and listed:
         return "nvidia-smi -q -x reports it, nvidia-smi -L does not list it"
-    if name is None and ids[0] is None:
+    if name is None and instance.uuid is None and ids[0] is None:
         return "neither its UUID nor its GPU instance is known"
     if name and name.ids is not None and None not in ids and name.ids != ids:
         return f"nvidia-smi -L lists {name.uuid}, nvidia-smi -q -x has GPU/compute instance {ids}"
+    if name and instance.uuid and name.uuid != instance.uuid:
+        return f"nvidia-smi -L lists {name.uuid}, nvidia-smi -q -x reports {instance.uuid}"
     return None
 
 
@@ -78,15 +83,16 @@ def _excluded(card: Card, device: int, reason: str, detail: str) -> Excluded:
 def _device(
     reported: ReportedCard, card: Card, instance: ReportedInstance, name: ListedInstance | None
 ) -> Device:
-    profile = name.profile if name else derived_profile(reported, card, instance)
+    told = name.profile if name else instance.profile
+    profile = told or derived_profile(reported, card, instance)
     number = instance_id(card.index, instance.index)
     gi, ci = instance.gpu_instance, instance.compute_instance
-    old_id = f"MIG-{card.uuid}/{gi}/{ci or 0}"
+    uuid = name.uuid if name else instance.uuid
     return Device(
         id=number,
         label=device_label(number),
         card=card.index,
-        uuid=name.uuid if name else old_id,
+        uuid=uuid or f"MIG-{card.uuid}/{gi}/{ci or 0}",
         device_class=instance_class(card.card_class, profile),
         profile=profile,
         gpu_instance=gi,
@@ -134,14 +140,22 @@ def derived_profile(reported: ReportedCard, card: Card, instance: ReportedInstan
         if family
         else _SLICE_MULTIPROCESSORS.get((reported.architecture or "").lower(), 0)
     )
-    own = instance.multiprocessors
-    slices = _slices(eighths, _siblings(reported, instance), per_slice, four=family is not None)
+    slices = instance.slices or _slices(
+        eighths, _siblings(reported, instance), per_slice, four=family is not None
+    )
     if slices is None:
         return None
-    compute = None
+    return str(Profile(slices, memory_gb, _compute_slices(instance, slices, per_slice)))
+
+
+def _compute_slices(instance: ReportedInstance, slices: int, per_slice: int) -> int | None:
+    """The slices of a compute instance that is a part of its GPU instance, else `None`."""
+    if instance.compute_slices:
+        return instance.compute_slices if instance.compute_slices < slices else None
+    own = instance.multiprocessors
     if own and per_slice and own < slices * per_slice * _PARTIAL:
-        compute = max(1, round(own / per_slice))
-    return str(Profile(slices, memory_gb, compute))
+        return max(1, round(own / per_slice))
+    return None
 
 
 def _siblings(reported: ReportedCard, instance: ReportedInstance) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from llmgw.hardware.smi_xml import ReportedCard
+from llmgw.hardware.reports import ReportedCard
 from llmgw.hardware.topology import Topology, cliques
 from llmgw.hardware.types import Card
 
@@ -35,17 +35,22 @@ def with_domains(
     usable = [r for r in reported if r.trouble != "lost" and r.card.mig_mode != "enabled"]
     domains = _fabric_domains(node, usable)
     if topology is not None:
+        topology = _among(topology, {entry.card.index for entry in usable})
         domains = {index: name for index, name in domains.items() if not name.startswith("node:")}
-        domains = _topology_domains(node, usable, topology) | domains
+        domains = _topology_domains(node, topology) | domains
     return [_placed(entry.card, domains, topology) for entry in reported], warnings
 
 
 def _placed(card: Card, domains: dict[int, str], topology: Topology | None) -> Card:
     card = replace(card, nvlink_domain=domains.get(card.index))
-    if topology is None or card.index not in topology.peers:
+    if topology is None:
         return card
-    peers = tuple(sorted(topology.peers[card.index]))
-    return replace(card, nvlink_peers=peers, numa_node=topology.numa.get(card.index))
+    peers = topology.peers.get(card.index)
+    return replace(
+        card,
+        nvlink_peers=None if peers is None else tuple(sorted(peers)),
+        numa_node=topology.numa.get(card.index),
+    )
 
 
 def _completed(reported: ReportedCard) -> bool:
@@ -74,12 +79,15 @@ def _fabric_domains(node: str, reported: Sequence[ReportedCard]) -> dict[int, st
     return domains
 
 
-def _topology_domains(
-    node: str, reported: Sequence[ReportedCard], topology: Topology
-) -> dict[int, str]:
-    usable = {entry.card.index for entry in reported}
-    peers = {c: found & usable for c, found in topology.peers.items() if c in usable}
-    return {card: _local(node, group) for group in cliques(peers) for card in group}
+def _among(topology: Topology, usable: set[int]) -> Topology:
+    """The topology with the links between usable cards alone."""
+    peers = {card: found & usable for card, found in topology.peers.items() if card in usable}
+    return Topology(peers, topology.numa)
+
+
+def _topology_domains(node: str, topology: Topology) -> dict[int, str]:
+    groups = cliques(topology.peers)
+    return {card: _local(node, group) for group in groups for card in group}
 
 
 def _local(node: str, cards: Sequence[int]) -> str:

@@ -31,12 +31,13 @@ _NUMBER = re.compile(r"(-?[0-9]{1,20}(?:\.[0-9]{1,9})?)(?: ?(%|[A-Za-z]+))?", re
 _COUNTER = re.compile(r"[0-9]{1,20}", re.ASCII)
 
 # All-ones in 32, 63 and 64 bits is how the driver's library says "not available".
-_COUNTER_LIMIT = 2**32 - 1
-_MEBIBYTES_LIMIT = 2**32 - 1
-_CELSIUS_RANGE = (-100.0, 500.0)
-_WATTS_RANGE = (0.0, 100_000.0)
-_PERCENT_RANGE = (0.0, 100.0)
-_FAN_RANGE = (0.0, 1000.0)  # a fan may run above its nominal 100 %
+COUNTER_LIMIT = 2**32 - 1
+MEBIBYTES_LIMIT = 2**32 - 1
+CELSIUS_RANGE = (0.0, 500.0)  # below zero is a sentinel: -1 is all-ones
+MARGIN_RANGE = (-500.0, 500.0)
+WATTS_RANGE = (0.0, 100_000.0)
+PERCENT_RANGE = (0.0, 100.0)
+FAN_RANGE = (0.0, 1000.0)  # a fan may run above its nominal 100 %
 
 
 def bare(value: str | None) -> str:
@@ -63,28 +64,33 @@ def number(value: str | None, unit: str, bounds: tuple[float, float]) -> float |
 
 
 def celsius(value: str | None) -> float | None:
-    """A temperature, or a distance to one (which may be negative)."""
-    return number(value, "C", _CELSIUS_RANGE)
+    """A temperature."""
+    return number(value, "C", CELSIUS_RANGE)
+
+
+def margin_celsius(value: str | None) -> float | None:
+    """A distance to a temperature, which is negative beyond it."""
+    return number(value, "C", MARGIN_RANGE)
 
 
 def watts(value: str | None) -> float | None:
     """A power."""
-    return number(value, "W", _WATTS_RANGE)
+    return number(value, "W", WATTS_RANGE)
 
 
 def percent(value: str | None) -> float | None:
     """A utilisation, 0 to 100."""
-    return number(value, "%", _PERCENT_RANGE)
+    return number(value, "%", PERCENT_RANGE)
 
 
 def fan_percent(value: str | None) -> float | None:
     """A fan's speed, which may exceed 100 %."""
-    return number(value, "%", _FAN_RANGE)
+    return number(value, "%", FAN_RANGE)
 
 
 def mebibytes(value: str | None) -> int | None:
     """An amount of memory printed in MiB, in bytes."""
-    amount = number(value, "MiB", (0.0, _MEBIBYTES_LIMIT - 1.0))
+    amount = number(value, "MiB", (0.0, MEBIBYTES_LIMIT - 1.0))
     return None if amount is None else int(amount * MEBIBYTE)
 
 
@@ -94,7 +100,7 @@ def counter(value: str | None) -> int | None:
     if not _COUNTER.fullmatch(text):
         return None
     count = int(text)
-    return count if count < _COUNTER_LIMIT else None
+    return count if count < COUNTER_LIMIT else None
 
 
 def total(*counts: int | None) -> int | None:

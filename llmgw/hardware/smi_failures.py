@@ -59,10 +59,17 @@ _BY_CODE = {
     255: "the driver reports an internal error: see dmesg for NVRM and Xid lines, then reboot",
 }
 
+_BY_NVML = {code: _BY_CODE[code] for code in (4, 6, 8, 9, 10, 12, 15, 18)} | {999: _NO_ACCESS}
+
 _ADVICE_MISSING = (
     "install the NVIDIA driver, name the program in LLMGW_NVIDIA_SMI, or use the processor with"
     " --backend cpu"
 )
+
+
+def meaning_of(code: int) -> str | None:
+    """What a code of NVML means with which it does not start. The tool exits with most of them."""
+    return _BY_NVML.get(code)
 
 
 def explain(code: int | None, stdout: str, stderr: str = "") -> str:
@@ -90,21 +97,27 @@ def not_runnable(program: str, error: OSError) -> str:
     return f"the program {program!r} cannot be run ({error.strerror}): {_ADVICE_MISSING}"
 
 
-def hung(program: str, arguments: tuple[str, ...], seconds: float) -> str:
+def hung(command: tuple[str, ...], seconds: float) -> str:
     """The message for a run that did not end in time."""
-    command = " ".join((program, *arguments))
     return (
-        f"{command!r} did not end within {seconds:g} seconds and was stopped: a card or the driver"
-        " hangs. See dmesg for Xid lines; reset the card or reboot the machine"
+        f"{' '.join(command)!r} did not end within {seconds:g} seconds and was stopped: a card or"
+        " the driver hangs. See dmesg for Xid lines; reset the card or reboot the machine"
     )
 
 
-def killed(program: str, arguments: tuple[str, ...], signal: int) -> str:
-    """The message for a run that a signal ended."""
-    command = " ".join((program, *arguments))
+def in_flight(program: str) -> str:
+    """The message for a run that was not started, since an earlier one cannot be ended."""
     return (
-        f"{command!r} was killed by signal {signal} before it had finished: see dmesg whether the"
-        " system ran out of memory, then run it again"
+        f"an earlier run of {program!r} hangs in the driver and cannot be ended, so no other is"
+        " started. See dmesg for Xid lines; reset the card or reboot the machine"
+    )
+
+
+def killed(command: tuple[str, ...], signal: int) -> str:
+    """The message for a run that a signal ended."""
+    return (
+        f"{' '.join(command)!r} was killed by signal {signal} before it had finished: see dmesg"
+        " whether the system ran out of memory, then run it again"
     )
 
 

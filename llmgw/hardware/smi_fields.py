@@ -45,7 +45,7 @@ def fan_and_heat(gpu: ET.Element) -> Heat:
     """
     return Heat(
         temperature_celsius=read.celsius(gpu.findtext("temperature/gpu_temp")),
-        temperature_margin_celsius=read.celsius(gpu.findtext("temperature/gpu_temp_tlimit")),
+        temperature_margin_celsius=read.margin_celsius(gpu.findtext("temperature/gpu_temp_tlimit")),
         temperature_slowdown_celsius=read.celsius(
             gpu.findtext("temperature/gpu_temp_slow_threshold")
         ),

@@ -10,7 +10,7 @@ import re
 
 import msgspec
 
-_CARD = re.compile(r"GPU ([0-9]{1,2}): (.*) \(UUID: ([^)]+)\)", re.ASCII)
+_CARD = re.compile(r"GPU ([0-9]{1,3}): (.*) \(UUID: ([^)]+)\)", re.ASCII)
 _INSTANCE = re.compile(
     r"\s+MIG\s+([0-9A-Za-z.+,_-]+)\s+Device\s+([0-9]{1,2}):\s+\(UUID:\s+(MIG-[^)]+)\)", re.ASCII
 )

@@ -14,11 +14,17 @@ import re
 import xml.etree.ElementTree as ET
 from typing import Literal
 
-import msgspec
-
 from llmgw.errors import BackendUnavailable
 from llmgw.hardware import readings as read
 from llmgw.hardware.classes import card_class
+from llmgw.hardware.reports import (
+    Report,
+    ReportedCard,
+    ReportedInstance,
+    ReportedProcess,
+    Trouble,
+    processes_or_unknown,
+)
 from llmgw.hardware.smi_fields import fabric, fan_and_heat, memory, throttled_by, wear
 from llmgw.hardware.types import MIG_CARD_STRIDE, Card, Process
 
@@ -27,57 +33,6 @@ _END = "</nvidia_smi_log>"
 _PROLOG = re.compile(r"<\?xml[^>]*>|<!DOCTYPE[^>]*>")
 _NAME_LINE = re.compile(r"<process_name>[^\n]*</process_name>[ \t\r]*$", re.MULTILINE)
 _NOT_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
-_MOST_PID = 2**22
-
-Trouble = Literal["lost", "needs-reset", "no-permission"]
-
-
-class ReportedProcess(msgspec.Struct, frozen=True):
-    """A process on a card and, in MIG mode, the instance that it runs on."""
-
-    process: Process
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
-
-
-class ReportedInstance(msgspec.Struct, frozen=True, kw_only=True):
-    """A MIG instance as the XML has it: no name and no UUID."""
-
-    index: int
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
-    multiprocessors: int | None = None
-    memory_total_bytes: int | None = None
-    memory_reserved_bytes: int | None = None
-    memory_used_bytes: int | None = None
-    memory_free_bytes: int | None = None
-
-
-class ReportedCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One card. `card.index` is its position in the report, `card.uuid` empty if not given.
-
-    `processes` is `None` where the driver does not tell. `coherent` is set where the card
-    addresses the system's memory (ATS). `fabric_status` is the fabric's own verdict.
-    """
-
-    card: Card
-    architecture: str | None = None
-    instances: tuple[ReportedInstance, ...] = ()
-    processes: tuple[ReportedProcess, ...] | None = None
-    trouble: Trouble | None = None
-    memory_absent: bool = False
-    coherent: bool = False
-    fabric_status: str | None = None
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole document. `outside` are the lines that the tool printed around it."""
-
-    driver_version: str | None = None
-    cuda_version: str | None = None
-    attached: int | None = None
-    cards: tuple[ReportedCard, ...] = ()
-    outside: tuple[str, ...] = ()
 
 
 def begins_report(text: str) -> bool:
@@ -193,8 +148,10 @@ def _trouble(gpu: ET.Element) -> Trouble | None:
 
 
 def _memory_absent(gpu: ET.Element) -> bool:
-    """Whether the driver says of all memory that there is none of the card's own."""
+    """Whether the driver says that the card has no memory of its own, or a total of zero."""
     parts = [gpu.findtext(f"fb_memory_usage/{part}") for part in ("total", "used", "free")]
+    if read.mebibytes(parts[0]) == 0:
+        return True
     return all(read.bare(part) in ("n/a", "not supported") for part in parts)
 
 
@@ -208,6 +165,7 @@ def _instances(gpu: ET.Element) -> list[ReportedInstance]:
         found.append(
             ReportedInstance(
                 index=index,
+                uuid=_instance_uuid(element),
                 gpu_instance=read.counter(element.findtext("gpu_instance_id")),
                 compute_instance=read.counter(element.findtext("compute_instance_id")),
                 multiprocessors=read.counter(
@@ -222,27 +180,29 @@ def _instances(gpu: ET.Element) -> list[ReportedInstance]:
     return found
 
 
-def _processes(gpu: ET.Element) -> tuple[ReportedProcess, ...] | None:
-    """The processes; `None` where the driver does not tell or tells what cannot be true.
+def _instance_uuid(element: ET.Element) -> str | None:
+    uuid = read.word(element.findtext("uuid"))
+    return uuid if uuid and uuid.startswith("MIG-") else None
 
-    A pid of 0 or above the kernel's limit is a driver filling another structure than the tool
-    reads, so that no line of its list can be trusted.
-    """
+
+def _processes(gpu: ET.Element) -> tuple[ReportedProcess, ...] | None:
+    """The processes; `None` where the driver does not tell or tells what cannot be true."""
     element = gpu.find("processes")
     if element is None or read.bare(element.text) not in ("", "none"):
         return None
-    found: dict[tuple[int, int | None, int | None], ReportedProcess] = {}
-    for info in element.findall("process_info"):
-        pid = read.counter(info.findtext("pid"))
-        if pid is None or not 0 < pid < _MOST_PID:
-            return None
-        gi = read.counter(info.findtext("gpu_instance_id"))
-        ci = read.counter(info.findtext("compute_instance_id"))
-        used = read.mebibytes(info.findtext("used_memory"))
-        found.setdefault(
-            (pid, gi, ci), ReportedProcess(Process(pid=pid, memory_bytes=used), gi, ci)
-        )
-    return tuple(found.values())
+    return processes_or_unknown(
+        [
+            ReportedProcess(
+                Process(
+                    pid=read.counter(info.findtext("pid")) or 0,
+                    memory_bytes=read.mebibytes(info.findtext("used_memory")),
+                ),
+                read.counter(info.findtext("gpu_instance_id")),
+                read.counter(info.findtext("compute_instance_id")),
+            )
+            for info in element.findall("process_info")
+        ]
+    )
 
 
 def _excerpt(text: str) -> str:

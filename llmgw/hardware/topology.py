@@ -14,7 +14,7 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _CARD = re.compile(r"GPU([0-9]{1,3})", re.ASCII)
 _COLUMN = re.compile(r"(?:CPU|NUMA) Affinity|GPU NUMA ID|\S+")
 _LINK = re.compile(r"NV[0-9L]+", re.ASCII)
-_MOST_CARDS = 64
+_MOST_CARDS = 256
 
 
 class Topology(msgspec.Struct, frozen=True):
@@ -69,6 +69,7 @@ def cliques(peers: dict[int, frozenset[int]]) -> tuple[tuple[int, ...], ...]:
 def _largest_clique(peers: dict[int, frozenset[int]]) -> tuple[int, ...]:
     """One of the largest cliques, grown from each card over its peers in order."""
     best: tuple[int, ...] = ()
+    most = 1 + max(len(found) for found in peers.values())
     for first in sorted(peers):
         for second in sorted(peers[first]):
             group = [first, second]
@@ -79,6 +80,8 @@ def _largest_clique(peers: dict[int, frozenset[int]]) -> tuple[int, ...]:
                 common &= peers[nearest]
             if len(group) > len(best):
                 best = tuple(sorted(group))
+            if len(best) == most:
+                return best
     return best
 
 

@@ -33,7 +33,7 @@ Headers = Mapping[str, str]
 CONNECT_ATTEMPT_SECONDS = 5.0
 # Above what the publisher's window can put there: a publish then never waits for the socket.
 _CLIENT_BUFFER_BYTES = 256 * 1024 * 1024
-_RETRY_PAUSE_SECONDS = 0.1
+_RETRY_PAUSE_SECONDS = 0.25
 _SILENT_TIMEOUTS = 3
 _CLOSE_SECONDS = 2.0
 _DENIED = re.compile(r'permissions violation for publish to "(.+)"', re.IGNORECASE)

@@ -17,78 +17,40 @@ from typing import Literal
 
 import msgspec
 
+from llmgw.testing.machines import (
+    MEBIBYTE,
+    NO_CLUSTER,
+    SAID,
+    FakeCard,
+    FakeInstance,
+    FakeMachine,
+    FakeProcess,
+    card_pci,
+    card_uuid,
+    instance_index,
+    instance_uuid,
+    linked_pairs,
+    memory_bytes,
+)
+
+__all__ = [
+    "NO_CLUSTER",
+    "End",
+    "FakeAnswer",
+    "FakeCard",
+    "FakeInstance",
+    "FakeMachine",
+    "FakeProcess",
+    "answers_for",
+    "card_uuid",
+    "instance_uuid",
+    "render_listing",
+    "render_report",
+    "render_topology",
+    "write_fake_smi",
+]
+
 End = Literal["exit", "hang", "ignore-term", "killed"]
-
-NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
-
-
-class FakeProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that holds memory, on an instance if it has ids."""
-
-    pid: int
-    memory_mib: int | None = None
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
-    name: str = "python3"
-
-
-class FakeInstance(msgspec.Struct, frozen=True, kw_only=True):
-    """A MIG instance. Its index is its place in the card's list, unless given."""
-
-    profile: str
-    memory_total_mib: int
-    gpu_instance: int
-    compute_instance: int = 0
-    multiprocessors: int = 14
-    memory_used_mib: int = 0
-    index: int | None = None
-    uuid: str | None = None
-
-
-class FakeCard(msgspec.Struct, frozen=True, kw_only=True):
-    """A card. `None` prints as `N/A`; `lost` prints what a card says that fell off the bus.
-
-    A card with `margin_celsius` prints distances to slowdown, as Ada and later cards do; one with
-    `slowdown_celsius` absolute limits. `fabric` is (state, cluster UUID, clique).
-    """
-
-    name: str
-    memory_total_mib: int | None
-    memory_reserved_mib: int | None = 0
-    memory_used_mib: int | None = 0
-    uuid: str | None = None
-    pci: str | None = None
-    architecture: str = "Ampere"
-    temperature_celsius: int | None = 30
-    margin_celsius: int | None = None
-    slowdown_celsius: int | None = None
-    power_watts: float | None = 50.0
-    power_limit_watts: float | None = 300.0
-    utilization_percent: int | None = 0
-    fan_percent: int | None = None
-    throttled_by: tuple[str, ...] = ()
-    mig: Literal["N/A", "Enabled", "Disabled"] = "N/A"
-    mig_pending: Literal["Enabled", "Disabled"] | None = None
-    instances: tuple[FakeInstance, ...] = ()
-    processes: tuple[FakeProcess, ...] = ()
-    compute_mode: str = "Default"
-    recovery: str = "None"
-    addressing: str = "None"
-    fabric: tuple[str, str, int] | None = None
-    ecc_uncorrected: int | None = None
-    retired_pages: int | None = None
-    remapped_rows: int | None = None
-    lost: bool = False
-
-
-class FakeMachine(msgspec.Struct, frozen=True):
-    """Cards under one driver. `links` are the pairs of cards with NVLink between them."""
-
-    cards: tuple[FakeCard, ...]
-    driver: str = "580.65.06"
-    cuda: str = "13.0"
-    attached: int | None = None
-    links: tuple[tuple[int, int], ...] = ()
 
 
 class FakeAnswer(msgspec.Struct, frozen=True):
@@ -143,30 +105,40 @@ def write_fake_smi(program: Path, answers: FakeMachine | dict[str, FakeAnswer]) 
 
 def answers_for(machine: FakeMachine) -> dict[str, FakeAnswer]:
     """What the tool answers on a machine, by command line."""
-    return {
+    answers = {
         "-L": FakeAnswer(render_listing(machine)),
         "-q -x": FakeAnswer(render_report(machine)),
         "topo -m": FakeAnswer(render_topology(machine)),
     }
+    unopened = [n for n, card in enumerate(machine.cards) if card.handle_error is not None]
+    if unopened:
+        answers["-q -x"] = FakeAnswer(_unopened(machine, unopened[0]), 15)
+        answers[f"-q -x -i {len(machine.cards)}"] = FakeAnswer("No devices were found\n", 6)
+        for n in range(len(machine.cards)):
+            one = render_report(machine, only=n)
+            if n in unopened:
+                answers[f"-q -x -i {n}"] = FakeAnswer(_unopened(machine, n), 15)
+            else:
+                answers[f"-q -x -i {n}"] = FakeAnswer(one)
+    return answers
 
 
-def card_uuid(machine: FakeMachine, index: int) -> str:
-    """The UUID that a card has, given or made."""
-    return machine.cards[index].uuid or f"GPU-{index + 1:08x}-0000-4000-8000-000000000000"
-
-
-def instance_uuid(card: int, instance: FakeInstance, position: int) -> str:
-    """The UUID that an instance has, given or made."""
-    return instance.uuid or f"MIG-{card + 1:08x}-0000-5000-8000-{position:012x}"
+def _unopened(machine: FakeMachine, number: int) -> str:
+    said = SAID.get(machine.cards[number].handle_error or 0, "Unknown Error")
+    address = card_pci(machine, number)[4:]
+    return f"Unable to determine the device handle for GPU{address}: {said}\n"
 
 
 def render_listing(machine: FakeMachine) -> str:
     """The text of `nvidia-smi -L`."""
     lines = []
     for number, card in enumerate(machine.cards):
+        if card.handle_error is not None:
+            lines.append(_unopened(machine, number).strip())
+            continue
         lines.append(f"GPU {number}: {card.name} (UUID: {card_uuid(machine, number)})")
         for position, instance in enumerate(card.instances):
-            index = position if instance.index is None else instance.index
+            index = instance_index(instance, position)
             uuid = instance_uuid(number, instance, position)
             lines.append(f"  MIG {instance.profile:<12}Device {index:>2}: (UUID: {uuid})")
     return "\n".join(lines) + "\n"
@@ -174,25 +146,27 @@ def render_listing(machine: FakeMachine) -> str:
 
 def render_topology(machine: FakeMachine) -> str:
     """The text of `nvidia-smi topo -m`, with the escapes that recent drivers print."""
-    count = range(len(machine.cards))
-    linked = {*machine.links, *((b, a) for a, b in machine.links)}
+    count = [n for n, card in enumerate(machine.cards) if card.handle_error is None]
+    linked = linked_pairs(machine)
     heads = [f"GPU{n}" for n in count]
     header = "\t".join(["", *heads, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])
     lines = ["\x1b[4m" + header + "\x1b[0m"]
     for row in count:
         cells = [" X " if row == n else "NV4" if (row, n) in linked else "SYS" for n in count]
-        lines.append("\t".join([f"GPU{row}", *cells, "0-15", "0", "", "N/A"]))
+        node = _value(machine.cards[row].memory_node)
+        lines.append("\t".join([f"GPU{row}", *cells, "0-15", node, "", "N/A"]))
     return "\n".join([*lines, "", "Legend:", "", "  X    = Self", ""])
 
 
-def render_report(machine: FakeMachine) -> str:
-    """The text of `nvidia-smi -q -x`, in the layout of the machine's driver."""
-    major = int(machine.driver.split(".")[0])
+def render_report(machine: FakeMachine, only: int | None = None) -> str:
+    """The text of `nvidia-smi -q -x`, in the layout of the machine's driver; with `only`, of -i."""
+    major = machine.major
     version = 13 if major >= 580 else 12 if major >= 525 else 11
     doctype = f'<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v{version}.dtd">\n'
     cards = "".join(
-        _tag("gpu", *_card(machine, n, major), attributes=f' id="{_pci(machine, n)}"')
+        _tag("gpu", *_card(machine, n, major), attributes=f' id="{card_pci(machine, n)}"')
         for n in range(len(machine.cards))
+        if only in (None, n)
     )
     attached = len(machine.cards) if machine.attached is None else machine.attached
     return (
@@ -214,11 +188,11 @@ def _card(machine: FakeMachine, number: int, major: int) -> list[str]:
         _tag("product_name", card.name),
         _tag("product_architecture", card.architecture) if major >= 510 else "",
         _tag("addressing_mode", card.addressing) if major >= 535 else "",
-        _mig(card) if major >= 450 else "",
+        _mig(card, major) if major >= 450 else "",
         _tag("serial", f"13200000000{number}"),
         _tag("uuid", card_uuid(machine, number)),
         _recovery(card, major),
-        _tag("pci", _tag("pci_bus_id", _pci(machine, number))),
+        _tag("pci", _tag("pci_bus_id", card_pci(machine, number))),
         _tag("fan_speed", _value(card.fan_percent, "%")),
         _throttling(card, major),
         _memory(card, major),
@@ -231,10 +205,6 @@ def _card(machine: FakeMachine, number: int, major: int) -> list[str]:
         _fabric(card, major),
         _processes(card, major),
     ]
-
-
-def _pci(machine: FakeMachine, number: int) -> str:
-    return machine.cards[number].pci or f"00000000:{number + 1:02X}:00.0"
 
 
 def _tag(name: str, *content: str, attributes: str = "") -> str:
@@ -252,20 +222,21 @@ def _reading(card: FakeCard, value: float | None, unit: str) -> str:
     return "GPU is lost" if card.lost else _value(value, unit)
 
 
-def _mig(card: FakeCard) -> str:
+def _mig(card: FakeCard, major: int) -> str:
     modes = _tag(
         "mig_mode",
         _tag("current_mig", card.mig),
         _tag("pending_mig", card.mig_pending or card.mig),
     )
-    devices = [_instance(position, one) for position, one in enumerate(card.instances)]
+    devices = [_instance(position, one, major) for position, one in enumerate(card.instances)]
     return modes + _tag("mig_devices", *(devices or ["\n  None\n"]))
 
 
-def _instance(position: int, one: FakeInstance) -> str:
+def _instance(position: int, one: FakeInstance, major: int) -> str:
+    free = one.memory_total_mib - one.memory_used_mib
     return _tag(
         "mig_device",
-        _tag("index", str(position if one.index is None else one.index)),
+        _tag("index", str(instance_index(one, position))),
         _tag("gpu_instance_id", str(one.gpu_instance)),
         _tag("compute_instance_id", str(one.compute_instance)),
         _tag(
@@ -275,9 +246,9 @@ def _instance(position: int, one: FakeInstance) -> str:
         _tag(
             "fb_memory_usage",
             _tag("total", _value(one.memory_total_mib, "MiB")),
-            _tag("reserved", "0 MiB"),
+            _tag("reserved", "0 MiB") if major >= 510 else "",
             _tag("used", _value(one.memory_used_mib, "MiB")),
-            _tag("free", _value(one.memory_total_mib - one.memory_used_mib, "MiB")),
+            _tag("free", _value(free, "MiB")),
         ),
     )
 
@@ -291,7 +262,11 @@ def _recovery(card: FakeCard, major: int) -> str:
 
 def _throttling(card: FakeCard, major: int) -> str:
     word = "event" if major >= 535 else "throttle"
-    reasons = ("gpu_idle", "sw_power_cap", "hw_slowdown", "hw_thermal_slowdown")
+    reasons = (
+        *("gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown"),
+        *("hw_thermal_slowdown", "hw_power_brake_slowdown", "sync_boost", "sw_thermal_slowdown"),
+        "display_clocks_setting",
+    )
     active = {*card.throttled_by, *(() if card.throttled_by else ("gpu_idle",))}
     return _tag(
         f"clocks_{word}_reasons",
@@ -303,26 +278,29 @@ def _throttling(card: FakeCard, major: int) -> str:
 
 
 def _memory(card: FakeCard, major: int) -> str:
-    total, used, reserved = card.memory_total_mib, card.memory_used_mib, card.memory_reserved_mib
-    known = total is not None and used is not None
-    hidden = reserved or 0
-    if known and major < 510 and used is not None:
-        used += hidden  # before 510 what is reserved counted as used
-        hidden = 0
-    free = total - used - hidden if total is not None and used is not None else None
     return _tag(
         "fb_memory_usage",
-        _tag("total", _reading(card, total, "MiB")),
-        _tag("reserved", _reading(card, reserved, "MiB")) if major >= 510 else "",
-        _tag("used", _reading(card, used, "MiB")),
-        _tag("free", _reading(card, free, "MiB")),
+        *(
+            _tag(part, _memory_part(card, amount, major))
+            for part, amount in memory_bytes(card, major).items()
+            if part != "reserved" or major >= 510
+        ),
     )
+
+
+def _memory_part(card: FakeCard, amount: int | None, major: int) -> str:
+    """An amount in whole MiB: cut off by drivers before 545, rounded by later ones."""
+    if card.memory_error is not None:
+        return "N/A" if card.memory_error == 3 else SAID[card.memory_error]
+    up = MEBIBYTE // 2 if major >= 545 else 0
+    return _reading(card, None if amount is None else (amount + up) // MEBIBYTE, "MiB")
 
 
 def _wear(card: FakeCard, major: int) -> str:
     errors = _value(card.ecc_uncorrected)
     sram = "sram_uncorrectable_secded" if major >= 570 else "sram_uncorrectable"
-    counters = _tag("dram_correctable", "N/A"), _tag("dram_uncorrectable", errors)
+    corrected = _value(card.ecc_corrected)
+    counters = _tag("dram_correctable", corrected), _tag("dram_uncorrectable", errors)
     ecc = _tag(
         "ecc_errors",
         _tag("volatile", _tag(sram, "N/A"), _tag("dram_uncorrectable", "77")),
@@ -380,7 +358,11 @@ def _power(card: FakeCard, major: int) -> str:
     if major < 570:
         own = _tag("gpu_power_readings", _tag("power_draw", draw), *limits)
         return own + _tag("module_power_readings", *whole_module)
-    draws = _tag("average_power_draw", _reading(card, 3.0, "W")), _tag("instant_power_draw", draw)
+    average = None if card.power_watts is None else 3.0
+    draws = (
+        _tag("average_power_draw", _reading(card, average, "W")),
+        _tag("instant_power_draw", draw),
+    )
     memory = _tag("gpu_memory_power_readings", _tag("average_power_draw", "30.00 W"))
     module = _tag("module_power_readings", _tag("instant_power_draw", "1234.00 W"))
     return _tag("gpu_power_readings", *draws, *limits) + memory + module
@@ -389,13 +371,20 @@ def _power(card: FakeCard, major: int) -> str:
 def _fabric(card: FakeCard, major: int) -> str:
     if major < 525:
         return ""
-    state, cluster, clique = card.fabric or ("N/A", "N/A", "N/A")
-    status = "Success" if card.fabric else "N/A"
-    members = [_tag("cliqueId", str(clique)), _tag("clusterUuid", cluster)] if major >= 570 else []
-    return _tag("fabric", _tag("state", state), _tag("status", status), *members)
+    state, cluster, clique = card.fabric or ("N/A", "N/A", 0)
+    completed = state == "Completed"
+    status = SAID.get(card.fabric_code, "Success") if completed else "N/A"
+    members = [
+        _tag("cliqueId", str(clique) if completed else "N/A"),
+        _tag("clusterUuid", cluster if completed else "N/A"),
+    ]
+    shown = members if major >= 570 else []
+    return _tag("fabric", _tag("state", state), _tag("status", status), *shown)
 
 
 def _processes(card: FakeCard, major: int) -> str:
+    if card.process_error is not None:
+        return _tag("processes", SAID[card.process_error])
     return _tag(
         "processes",
         "\n",

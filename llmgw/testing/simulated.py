@@ -22,7 +22,8 @@ from llmgw.core.cluster import Cluster
 from llmgw.core.commands import Assignment, SetAssignments
 from llmgw.core.decide import decide
 from llmgw.core.fold import apply
-from llmgw.core.node import Memory, NodeMachine, Policy, digest
+from llmgw.core.memory import Memory, Policy, digest
+from llmgw.core.node import NodeMachine
 from llmgw.core.records import Record
 from llmgw.errors import AppendRefused
 from llmgw.hardware.types import CardReading, Device, DeviceReading, Inventory, Readings
@@ -47,7 +48,7 @@ class Violation(AssertionError):
     """A promise was broken; the message says which, and where."""
 
 
-class Crash(Exception):  # noqa: N818
+class Crash(Exception):
     """The process under the simulation ends here."""
 
 
@@ -223,6 +224,7 @@ class Agent:
         self.machine: NodeMachine | None = None
         self.connected = True
         self.engines: list[Engine] = []
+        self.spawned: set[s.Start] = set()
         self.wiped = False
         self.first_command = sys.maxsize
         self.inbox: deque[s.Input] = deque()
@@ -238,7 +240,7 @@ class Agent:
         self._hot = False
         self._measured = False
 
-    # --- the life of the agent and its machine ---------------------------------------------------
+    # --- the life of the agent and its machine ----------------------------------------------------
 
     def start(self) -> None:
         """The agent comes up and looks around."""
@@ -289,7 +291,7 @@ class Agent:
             [*moved, *(d for d in self.devices if d.id >= 900)], key=lambda d: d.id
         )
 
-    # --- one step --------------------------------------------------------------------------------
+    # --- one step ---------------------------------------------------------------------------------
 
     def step(self) -> None:
         """Do one small thing: send, receive, take an input, or let time go on."""
@@ -301,10 +303,17 @@ class Agent:
         self._dice.random.choice(choices)()
 
     @property
+    def running(self) -> set[s.Start]:
+        """The starts of all engines that run."""
+        return {engine.start for engine in self.engines}
+
+    @property
     def quiet(self) -> bool:
         """Whether nothing is under way but asking engines for their health."""
         waiting = any(not isinstance(fact, s.EngineAnswered) for fact in self.inbox)
-        return self._measured and not (self._outbox or waiting or any(self._unread()))
+        failing = any(engine.hung or engine.dying is not None for engine in self.engines)
+        under_way = waiting or failing or self._outbox or any(self._unread())
+        return self._measured and not under_way
 
     def _unread(self) -> Iterator[tuple[int, SetAssignments]]:
         after = self.machine.memory.command_sequence if self.machine is not None else 0
@@ -363,7 +372,7 @@ class Agent:
             frozenset(engine.pid for engine in self.engines),
         )
 
-    # --- what a shell does -------------------------------------------------------------------------
+    # --- what a shell does ------------------------------------------------------------------------
 
     def _take(self, fact: s.Input) -> None:
         """Hand an input to the brain, store what must survive, then carry out the effects."""
@@ -415,6 +424,7 @@ class Agent:
             return
         self._check_spawn(effect)
         self._pids += 1
+        self.spawned.add(start)
         loading = self._dice.random.randrange(6)
         self.engines.append(Engine(start, effect.assignment, self._pids, effect.port, loading))
         self.inbox.append(s.EngineSpawned(start, self._pids))
@@ -428,7 +438,7 @@ class Agent:
             raise Violation(f"{self.name} starts {effect.start} on {len(uuids)} devices")
         shared = {d.uuid for d in self.devices if d.device_class == "cpu"}
         total = {d.uuid: d.memory_total_bytes or 0 for d in self.devices}
-        used = Counter({uuid: effect.assignment.entry.memory_bytes for uuid in uuids})
+        used = Counter(dict.fromkeys(uuids, effect.assignment.entry.memory_bytes))
         for other in self.engines:
             if other.start.key == effect.start.key:
                 raise Violation(f"{self.name} starts {effect.start} beside {other.start}")

@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -66,7 +67,7 @@ class Simulation:
         yield Agent("n2", [processor(8), *instances], self.log, self.dice)
         yield Agent("n3", [whole(card(0, uuid="GPU-n3")), processor(16)], self.log, self.dice)
 
-    # --- the history -----------------------------------------------------------------------------
+    # --- the history ------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
         """Run to the end, or to the first violation."""
@@ -103,7 +104,7 @@ class Simulation:
             if controller.leads:
                 self._watch(controller)
                 controller.lead()
-            elif not self._has_leader() or self.dice.fault("message", "lease lost", 0.5):
+            elif not self._has_leader() or self.dice.fault("message", "lease lost", 4):
                 controller.stand()
         except Crash:
             controller.restart()
@@ -124,7 +125,7 @@ class Simulation:
                 lost = e.NodeLost(term=controller.state.term, node=agent.name, silent_seconds=15)
                 controller.note(lost)
 
-    # --- what is wanted, and what breaks -----------------------------------------------------------
+    # --- what is wanted, and what breaks ----------------------------------------------------------
 
     def _ask(self) -> None:
         """The operator applies another catalog."""
@@ -139,7 +140,7 @@ class Simulation:
 
     def _some_entries(self) -> Iterator[Entry]:
         choose = self.dice.random.choice
-        quick = {"start_seconds": 20.0, "stop_seconds": 2.0}
+        quick: dict[str, Any] = {"start_seconds": 20.0, "stop_seconds": 2.0}
         variant = {"context": choose((None, 4096)), **quick}
         yield entry("pair", gib=40, gpus=2, **quick)
         yield entry("one", gib=choose((20, 30)), replicas=choose((0, 1, 2)), **variant)
@@ -167,7 +168,7 @@ class Simulation:
         if self.dice.fault("crash", "controller killed", 0.5):
             self.dice.random.choice(self.controllers).restart()
 
-    # --- the end -----------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def _calm_down(self) -> None:
         self.dice.calm = True
@@ -226,6 +227,9 @@ class Simulation:
             if snapshot(controller.state) != snapshot(state):
                 raise Violation(f"controller {controller.name} does not hold what replay gives")
         self._check_outcomes()
+        for agent in self.agents:
+            if not agent.wiped:
+                self._check_told(agent)
         self._check_stays_quiet()
 
     def _replayed(self) -> Cluster:
@@ -244,6 +248,7 @@ class Simulation:
         agents = {agent.name: agent for agent in self.agents}
         sent: Counter[tuple[str, int, int]] = Counter()
         ended: Counter[tuple[str, int, int]] = Counter()
+        counted: set[tuple[str, int]] = set()
         for index in range(len(self.log.messages)):
             record = self.log.record(index)
             body = record.body
@@ -251,10 +256,35 @@ class Simulation:
                 taken = record.sequence >= agents[body.node].first_command
                 sent[body.node, body.term, body.revision] += taken
             elif isinstance(body, e.CommandCompleted | e.CommandRefused | e.CommandSuperseded):
-                ended[record.node, body.term, body.revision] += 1
+                event = (record.session, record.number)  # sent again after a lost answer
+                ended[record.node, body.term, body.revision] += event not in counted
+                counted.add(event)
         for key in sent.keys() | ended.keys():
             if ended[key] != sent[key] and not agents[key[0]].wiped:
                 raise Violation(f"command {key} was sent {sent[key]} and ended {ended[key]} times")
+
+    def _check_told(self, agent: Agent) -> None:
+        """No event is missing (I1), and no process came or went without a word (I6)."""
+        records = [self.log.record(index) for index in range(len(self.log.messages))]
+        told = [r for r in records if r.origin == "node" and r.node == agent.name]
+        numbers: dict[str, set[int]] = {}
+        started, ended = set(), set()
+        for record in told:
+            numbers.setdefault(record.session, set()).add(record.number)
+            body = record.body
+            if isinstance(body, e.PartEvent):
+                key = s.Key(body.replica, body.part)
+                start = s.Start(key, body.generation, body.attempt)
+                if isinstance(body, e.ReplicaStarting):
+                    started.add(start)
+                elif isinstance(body, e.ReplicaFailed | e.ReplicaStopped):
+                    ended.add(start)
+        for session, found in numbers.items():
+            if found != set(range(1, len(found) + 1)):
+                raise Violation(f"{session} has gaps: {sorted(found)}")
+        untold = (agent.spawned - started) | (agent.spawned - ended - agent.running)
+        if untold:
+            raise Violation(f"{agent.name} says nothing of {sorted(untold, key=str)}")
 
     def _check_stays_quiet(self) -> None:
         """Without faults and wishes nothing more is written (I9)."""
@@ -287,7 +317,7 @@ def _wrong_engines(state: Cluster, agent: Agent) -> Iterator[str]:
         yield f"{agent.name} has ended {node.ended}, was told {node.commanded} of {node.revision}"
 
 
-# --- the command line --------------------------------------------------------------------------------
+# --- the command line -----------------------------------------------------------------------------
 
 
 def simulate(first_seed: int, seeds: int) -> Iterator[Outcome]:

@@ -54,7 +54,7 @@ def _inventory(body: e.NodeInventoryTaken) -> str:
 
 def _conditions(body: e.NodeConditionsChanged) -> str:
     held = [f"{device_label(c.device)} {c.name} ({c.detail})" for c in body.conditions]
-    return ", ".join(held) or "all conditions are over"
+    return ", ".join(held) or "no condition holds"
 
 
 def _part(body: e.PartEvent) -> str:

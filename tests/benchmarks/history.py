@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from llmgw import wire
 from llmgw.catalog.entries import Catalog, Entry
@@ -190,7 +191,11 @@ class Fleet:
         yield from self._started(replica)
 
     def _started(self, replica: Running) -> Story:
-        named = {"replica": replica.name, "generation": 1, "attempt": replica.attempt}
+        named: dict[str, Any] = {
+            "replica": replica.name,
+            "generation": 1,
+            "attempt": replica.attempt,
+        }
         yield e.ReplicaStarting(port=replica.port, devices=replica.devices, **named)
         yield e.ReplicaBecameReady(
             address="10.0.0.7", port=replica.port, pid=40_000 + replica.port, seconds=41.5, **named
@@ -201,7 +206,7 @@ class Fleet:
         old = self._random.choice(machine.replicas)
         yield self._retired(machine, old)
         yield self._command(machine)
-        yield e.ReplicaStopped(replica=old.name, generation=1, reason="it is not wanted any more")
+        yield self._stopped(machine, old)
         yield e.CommandCompleted(revision=machine.revision, term=TERM)
         yield from self._placed_and_started(machine, old.entry)
 
@@ -215,9 +220,18 @@ class Fleet:
         yield self._command(machine)
         newest = machine.revision
         yield e.CommandSuperseded(revision=newest - 1, term=TERM, by=newest)
-        yield e.ReplicaStopped(replica=old.name, generation=1, reason="it is not wanted any more")
+        yield self._stopped(machine, old)
         yield from self._started(new)
         yield e.CommandCompleted(revision=newest, term=TERM)
+
+    def _stopped(self, machine: Machine, replica: Running) -> e.ReplicaStopped:
+        return e.ReplicaStopped(
+            replica=replica.name,
+            generation=1,
+            attempt=replica.attempt,
+            reason="it is not wanted any more",
+            revision=machine.revision,
+        )
 
     def _heat(self, machine: Machine) -> Story:
         device = self._random.choice(machine.inventory.devices).id
@@ -258,9 +272,7 @@ class Fleet:
         number = self._next_replica
         self._next_replica += 1
         devices = machine.free(model.gpus)
-        machine.replicas.append(
-            Running(f"r{number}", model, devices, 18_100 + number % 800)
-        )
+        machine.replicas.append(Running(f"r{number}", model, devices, 18_100 + number % 800))
         machine.revision += 1
         placed = e.PartPlacement(
             node=machine.name, devices=devices, memory_bytes=model.memory_bytes
@@ -303,9 +315,7 @@ def assignment(machine: Machine, replica: Running) -> Assignment:
         generation=1,
         entry=unit(replica.entry),
         devices=replica.devices,
-        grants=tuple(
-            Grant(d.uuid, d.device_class, d.card, d.memory_total_bytes) for d in devices
-        ),
+        grants=tuple(Grant(d.uuid, d.device_class, d.card, d.memory_total_bytes) for d in devices),
     )
 
 

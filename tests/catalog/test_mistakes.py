@@ -186,10 +186,14 @@ def test_a_name_given_twice_says_where_the_first_stands() -> None:
     assert problem == "c.yaml:7: name: m is taken by the entry in line 2"
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "models:\n", "models: []\n", "models: {}\n"])
+@pytest.mark.parametrize("text", ["", "# nothing\n", "models:\n", "models: {}\n"])
 def test_a_catalog_without_models_says_to_write_some(text: str) -> None:
     (problem,) = problems_of(text)
     assert problem.startswith("c.yaml:1: models: ")
+
+
+def test_an_empty_list_is_the_wish_to_serve_nothing() -> None:
+    assert parse("models: []\n", "c.yaml", "/catalogs").models == ()
 
 
 def test_other_shapes_at_the_top_are_refused() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmgw import __version__
+from llmgw.cli.main import run
 from tests.cli.conftest import Program
 
 CAPTURE = """\
@@ -83,14 +84,29 @@ def test_help_loads_nothing_that_only_commands_need() -> None:
         ("ctl", "nodes", "--cluster", "a.b"),
         ("ctl", "nodes", "--nats-url", "http://x"),
         ("up", "--listen", "nonsense"),
-        ("up", "--catalog", "missing.yaml"),
         ("config", "show", "--config", "missing.toml"),
     ],
 )
-def test_wrong_usage_ends_with_two_and_says_why(llmgw: Program, words: tuple[str, ...]) -> None:
-    done = llmgw(*words)
+def test_wrong_usage_ends_with_two_and_says_why(
+    words: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["llmgw", *words])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    out, err = capfd.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert err.strip()
+
+
+def test_up_reads_the_catalog_before_it_starts_anything(llmgw: Program, tmp_path: Path) -> None:
+    done = llmgw("up", "--catalog", "missing.yaml")
     assert (done.code, done.out) == (2, "")
-    assert done.err
+    assert done.err.startswith("missing.yaml:1: file: cannot be read")
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_wrong_setting_names_where_it_came_from(llmgw: Program) -> None:
@@ -152,7 +168,7 @@ class TestCatalogCheck:
         )
         done = llmgw("catalog", "check", "good.yaml")
         assert (done.code, done.out) == (0, "")
-        assert "1 models" not in done.err
+        assert done.err.splitlines()[-1] == "good.yaml: 1 model, no mistakes"
 
 
 class TestConfig:

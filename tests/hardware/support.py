@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
+import pytest
 from anyio import to_thread
 
 from llmgw.hardware.assemble import HostMemory, assemble
@@ -13,6 +15,7 @@ from llmgw.hardware.smi_list import parse_listing
 from llmgw.hardware.smi_xml import parse_report
 from llmgw.hardware.topology import parse_topology
 from llmgw.hardware.types import Card, Device, Inventory
+from llmgw.testing.fake_nvml import can_compile
 from llmgw.testing.fake_smi import (
     FakeAnswer,
     FakeCard,
@@ -25,6 +28,11 @@ from llmgw.testing.fake_smi import (
 )
 
 MIB = 2**20
+
+needs_nvml = pytest.mark.skipif(
+    importlib.util.find_spec("pynvml") is None or not can_compile(),
+    reason="the pretended NVML needs the nvml extra and gcc",
+)
 
 DRIVERS = ("418.43", "470.82.01", "535.54.03", "570.124.06", "580.65.06", "595.58.03")
 

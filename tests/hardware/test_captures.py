@@ -34,14 +34,16 @@ MACHINE = FakeMachine(
 
 async def captured(folder: Path, answers: FakeMachine | dict[str, FakeAnswer]) -> Path:
     program = await written(folder, answers)
-    settings = HardwareSettings(node="n1", nvidia_smi=str(program))
+    settings = HardwareSettings(
+        node="n1", nvidia_smi=str(program), nvml_library=str(folder / "none.so")
+    )
     files = await capture(settings, folder / "capture")
     assert all(path.exists() for path in files)
     return folder / "capture"
 
 
 async def read(folder: Path) -> Inventory:
-    return await discover(HardwareSettings(node="n1", capture_from=folder))
+    return await discover(HardwareSettings(node="n1", backend="nvidia-smi", capture_from=folder))
 
 
 async def test_a_capture_reads_as_the_machine_it_was_taken_from(tmp_path: Path) -> None:

@@ -112,7 +112,9 @@ async def test_the_processor_alone_is_a_machine() -> None:
 
 async def test_the_processor_stands_beside_the_cards_when_asked_for(tmp_path: Path) -> None:
     program = await written(tmp_path, FakeMachine((L40S,)))
-    settings = HardwareSettings(node="n1", nvidia_smi=str(program), cpu_device=True)
+    settings = HardwareSettings(
+        node="n1", backend="nvidia-smi", nvidia_smi=str(program), cpu_device=True
+    )
     inventory = await discover(settings)
     assert inventory.backend == "nvidia-smi"
     assert [device.label for device in inventory.devices] == ["0", "cpu"]
@@ -121,11 +123,17 @@ async def test_the_processor_stands_beside_the_cards_when_asked_for(tmp_path: Pa
 async def test_a_machine_without_the_tool_falls_back_to_the_processor_and_says_so(
     tmp_path: Path,
 ) -> None:
-    settings = HardwareSettings(node="n1", nvidia_smi=str(tmp_path / "none"), cpu_device=True)
+    settings = HardwareSettings(
+        node="n1",
+        nvidia_smi=str(tmp_path / "none"),
+        nvml_library=str(tmp_path / "none.so"),
+        cpu_device=True,
+    )
     inventory = await discover(settings)
     assert inventory.backend == "cpu"
     assert inventory.fallback_from is not None
-    assert "not found" in inventory.fallback_from
+    assert inventory.fallback_from.startswith("nvml: ")
+    assert inventory.fallback_from.endswith("was not found")
     assert "no GPU tool was found" in inventory.warnings[0]
 
 

@@ -35,7 +35,8 @@ def test_a_measured_zero_stays_zero() -> None:
 
 def test_values_are_read_with_their_units() -> None:
     assert read.watts("26.78 W") == 26.78
-    assert read.celsius("-8 C") == -8
+    assert read.margin_celsius("-8 C") == -8
+    assert read.celsius("-1 C") is None
     assert read.mebibytes("15360 MiB") == 15360 * 2**20
     assert read.counter(" 4294 ") == 4294
     assert read.fan_percent("104 %") == 104

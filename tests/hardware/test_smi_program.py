@@ -101,7 +101,9 @@ async def test_a_message_on_the_error_stream_is_read_too(tmp_path: Path) -> None
 
 
 async def test_a_missing_program_says_how_to_go_on(tmp_path: Path) -> None:
-    settings = HardwareSettings(node="n1", nvidia_smi=str(tmp_path / "nvidia-smi"))
+    settings = HardwareSettings(
+        node="n1", backend="nvidia-smi", nvidia_smi=str(tmp_path / "nvidia-smi")
+    )
     with pytest.raises(BackendUnavailable, match="not found: install the NVIDIA driver"):
         await discover(settings)
 
@@ -109,7 +111,9 @@ async def test_a_missing_program_says_how_to_go_on(tmp_path: Path) -> None:
 async def test_a_program_that_may_not_be_run_is_not_called_missing(tmp_path: Path) -> None:
     program = await written(tmp_path, MACHINE)
     program.chmod(0o644)
-    settings = HardwareSettings(node="n1", nvidia_smi=str(program), cpu_device=True)
+    settings = HardwareSettings(
+        node="n1", backend="nvidia-smi", nvidia_smi=str(program), cpu_device=True
+    )
     with pytest.raises(BackendUnavailable, match="cannot be run"):
         await discover(settings)
 
@@ -138,7 +142,9 @@ async def test_a_wrapper_that_ends_early_leaves_no_child_that_holds_its_output(
         '#!/bin/sh\ntrap "exit 0" TERM\nsh -c \'trap "" TERM; sleep 60\' "$0" & wait\n'
     )
     program.chmod(0o755)
-    settings = HardwareSettings(node="n1", nvidia_smi=str(program), timeout_seconds=0.5)
+    settings = HardwareSettings(
+        node="n1", backend="nvidia-smi", nvidia_smi=str(program), timeout_seconds=0.5
+    )
     with pytest.raises(BackendUnavailable, match="did not end"):
         await discover(settings)
     await until(lambda: running(tmp_path) == [], what="the wrapper's child has ended")
@@ -165,7 +171,7 @@ async def test_output_without_end_is_refused(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\nexec yes 'a very long line of nothing at all'\n")
     program.chmod(0o755)
     with pytest.raises(BackendUnavailable, match="more than 64 MiB"):
-        await discover(HardwareSettings(node="n1", nvidia_smi=str(program)))
+        await discover(HardwareSettings(node="n1", backend="nvidia-smi", nvidia_smi=str(program)))
     assert running(tmp_path) == []
 
 
@@ -228,11 +234,6 @@ async def test_instances_without_a_listing_are_not_given_other_ids_for_a_while(
     answers = answers_for(carved) | {"-L": FakeAnswer("Unknown Error\n", 255)}
     with pytest.raises(BackendUnavailable, match="nvidia-smi -L"):
         await discover_from(tmp_path, answers)
-
-
-async def test_nvml_asked_for_by_name_is_refused_with_a_way_out() -> None:
-    with pytest.raises(BackendUnavailable, match="--backend nvidia-smi"):
-        await discover(HardwareSettings(node="n1", backend="nvml"))
 
 
 def one_card(machine: FakeMachine, index: int) -> str:

@@ -22,12 +22,15 @@ with held(Path(sys.argv[1]), "llmgw up"):
 """
 
 
+def hold_in_vain(folder: Path, message: str) -> None:
+    with pytest.raises(DataFolderError, match=message), held(folder, "agent"):
+        pass
+
+
 def test_a_folder_is_made_and_held_by_one_at_a_time(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     with held(folder, "agent"):
-        with pytest.raises(DataFolderError, match=r"in use by another agent \(pid \d+\)"):
-            with held(folder, "agent"):
-                pass
+        hold_in_vain(folder, r"in use by another agent \(pid \d+\)")
     with held(folder, "agent"):
         pass
 
@@ -41,9 +44,7 @@ def test_the_hold_ends_with_a_holder_that_was_killed(tmp_path: Path) -> None:
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(DataFolderError, match=rf"another llmgw up \(pid {holder.pid}\)"):
-            with held(tmp_path, "llmgw up"):
-                pass
+        hold_in_vain(tmp_path, rf"another agent \(pid {holder.pid}\)")
         holder.kill()
         holder.wait()
         with held(tmp_path, "llmgw up"):
@@ -54,7 +55,5 @@ def test_the_hold_ends_with_a_holder_that_was_killed(tmp_path: Path) -> None:
 def test_a_file_in_its_place_is_named(tmp_path: Path, below: str) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
-    with pytest.raises(DataFolderError, match=r"file.*(is a file|a file is in its place)"):
-        with held(file / below, "agent"):
-            pass
+    hold_in_vain(file / below, "a file is in its place or above it")
     assert file.read_text() == "mine"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -18,7 +19,15 @@ from llmgw.log import tether
 from llmgw.log.embedded import embedded_server
 from llmgw.log.jetstream import connect
 from llmgw.log.version import refuse_old_server
-from tests.support.nats import collect, fresh_subjects, is_running, log_on, numbered, payloads
+from tests.support.nats import (
+    collect,
+    fresh_subjects,
+    is_running,
+    log_on,
+    numbered,
+    payloads,
+    stopped,
+)
 from tests.support.wait import until
 
 PARENT = """
@@ -116,6 +125,19 @@ async def test_it_ends_when_its_parent_is_killed_and_the_folder_is_free_again(
         async with embedded_server(tmp_path) as server:
             assert not is_running(pid)
             assert is_running(server.pid)
+
+
+async def test_the_folder_stays_locked_while_an_orphaned_server_still_lives(
+    tmp_path: Path,
+) -> None:
+    async with parent_of_a_server(tmp_path) as (parent, pid):
+        with stopped(pid), (tmp_path / "nats" / "lock").open("rb") as lock:
+            parent.kill()
+            await parent.wait()
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        async with embedded_server(tmp_path):
+            assert not is_running(pid)
 
 
 async def test_it_ends_when_its_parent_is_killed_with_nobody_following(tmp_path: Path) -> None:

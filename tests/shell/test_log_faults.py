@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -16,7 +16,7 @@ import nats
 import pytest
 
 from llmgw.errors import LlmgwError, LogUnreachable, UsageError
-from llmgw.log.base import LogRewound, Message
+from llmgw.log.base import LogRewound
 from llmgw.log.embedded import EmbeddedServer, embedded_server
 from llmgw.log.jetstream import JetStreamLog, connect
 from llmgw.log.reader import MOST_OUTSTANDING
@@ -60,70 +60,82 @@ async def ask(server: EmbeddedServer, subject: str, body: object = None) -> dict
     return reply
 
 
-async def test_kill_under_appends_loses_and_doubles_nothing(
-    server: EmbeddedServer, at: Subjects
-) -> None:
-    acknowledged: dict[int, bytes] = {}
-    seen: list[Message] = []
-    done = asyncio.Event()
+class Load:
+    """Writers that append until told to stop, and remember what was acknowledged."""
 
-    async def write(log: JetStreamLog, writer: str) -> None:
-        number = 0
-        while not done.is_set():
-            number += 1
+    def __init__(self, log: JetStreamLog, at: Subjects) -> None:
+        self.acknowledged: dict[int, bytes] = {}
+        self._log = log
+        self._at = at
+        self._done = asyncio.Event()
+        self._writers = [asyncio.ensure_future(self._write(f"w{n}")) for n in range(4)]
+        self._writers.append(asyncio.ensure_future(self._decide()))
+
+    async def goes_on(self, more: int = 200) -> None:
+        enough = len(self.acknowledged) + more
+        await until(lambda: len(self.acknowledged) >= enough, 30, "appends go on")
+
+    async def stop(self) -> None:
+        self._done.set()
+        await asyncio.gather(*self._writers)
+
+    async def _write(self, writer: str) -> None:
+        for number in itertools.takewhile(self._goes_on, itertools.count()):
             payload = f"{writer}-{number}".encode()
-            sequence = await log.append(at.event(writer), payload, message_id=payload.decode())
-            assert sequence not in acknowledged
-            acknowledged[sequence] = payload
+            self._note(
+                await self._log.append(
+                    self._at.event(writer), payload, message_id=payload.decode()
+                ),
+                payload,
+            )
 
-    async def decide(log: JetStreamLog) -> None:
+    async def _decide(self) -> None:
         """Append behind a fence: nobody else does, so none may be refused."""
-        last = number = 0
-        while not done.is_set():
-            number += 1
+        last = 0
+        for number in itertools.takewhile(self._goes_on, itertools.count()):
             payload = f"decision-{number}".encode()
-            last = await log.append(
-                at.decision,
+            last = await self._log.append(
+                self._at.decision,
                 payload,
                 message_id=payload.decode(),
                 expected_last=last,
-                fence=at.fence,
+                fence=self._at.fence,
             )
-            acknowledged[last] = payload
+            self._note(last, payload)
 
-    async def follow(log: JetStreamLog) -> None:
-        async for batch in log.follow():
-            seen.extend(batch)
+    def _goes_on(self, _: int) -> bool:
+        return not self._done.is_set()
 
+    def _note(self, sequence: int, payload: bytes) -> None:
+        assert sequence not in self.acknowledged
+        self.acknowledged[sequence] = payload
+
+
+async def test_kill_under_appends_loses_and_doubles_nothing(
+    server: EmbeddedServer, at: Subjects
+) -> None:
     async with log_on(server, at) as log, log_on(server, at) as other:
-        following = asyncio.ensure_future(follow(other))
-        writers = [asyncio.ensure_future(write(log, f"w{n}")) for n in range(4)]
-        writers.append(asyncio.ensure_future(decide(log)))
+        load = Load(log, at)
+        following = asyncio.ensure_future(
+            collect(other, enough=lambda seen: seen[-1].payload == b"the end")
+        )
         for _ in range(3):
-            count = len(acknowledged)
-            await until(lambda count=count: len(acknowledged) > count + 200, 30, "appends go on")  # type: ignore[misc]
+            await load.goes_on()
             await kill(server)
             await server.restart()
-        count = len(acknowledged)
-        await until(lambda: len(acknowledged) > count + 200, 30, "appends go on after the kills")
-        done.set()
-        await asyncio.gather(*writers)
-        last = (await log.bounds()).last
-        await until(lambda: len(seen) >= last, 30, "the follower has caught up")
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
+        await load.goes_on()
+        await load.stop()
+        last = await log.append(at.event(), b"the end", message_id="the end")
+        seen = await asyncio.wait_for(following, 30)
         stored = await collect(log, until=last)
 
     by_sequence = {message.sequence: message.payload for message in stored}
-    assert acknowledged.items() <= by_sequence.items(), "an acknowledged message was lost"
+    assert load.acknowledged.items() <= by_sequence.items(), "an acknowledged message was lost"
     assert len(set(payloads(stored))) == len(stored), "a message was stored twice"
     assert seen == stored, "the follower did not see each message exactly once, in order"
-    for writer in range(4):
-        numbers = [
-            int(p.rpartition(b"-")[2]) for p in payloads(stored) if p.startswith(b"w%d" % writer)
-        ]
-        assert numbers == sorted(numbers)
+    for writer in (b"w0", b"w1", b"w2", b"w3", b"decision"):
+        mine = [p for p in payloads(stored) if p.startswith(writer + b"-")]
+        assert mine == sorted(mine, key=lambda p: int(p.rpartition(b"-")[2]))
 
 
 async def test_kill_under_a_drain_of_many_keeps_order(server: EmbeddedServer, at: Subjects) -> None:
@@ -240,6 +252,21 @@ async def test_a_wiped_server_is_set_up_again_and_followers_are_told(
         assert (await log.bounds()).created_ns > created_ns
 
 
+async def test_another_log_in_the_same_place_is_not_taken_for_the_old_one(
+    server: EmbeddedServer, at: Subjects, tmp_path: Path
+) -> None:
+    async with log_on(server, at) as log:
+        await log.append_many(numbered(at.event(), 10))
+        reader = log.follow()
+        await anext(reader)
+        await server.stop()
+        await asyncio.to_thread(shutil.rmtree, tmp_path / "nats" / "jetstream")
+        await server.start()
+        await log.append_many(numbered(at.event("n2"), 50))
+        with pytest.raises(LogRewound, match="another one than before"):
+            await anext(reader)
+
+
 async def test_a_stream_deleted_on_a_running_server_is_made_again(
     server: EmbeddedServer, at: Subjects
 ) -> None:
@@ -279,6 +306,8 @@ async def test_missing_messages_are_named(server: EmbeddedServer, at: Subjects) 
         )
         with pytest.raises(LogUnreachable, match="1 to 6"):
             await collect(log, until=10)
+        with pytest.raises(LogUnreachable, match="1 to 6"):
+            await collect(log, until=10, subjects=(at.event(),))
         assert [m.sequence for m in await collect(log, start=7, until=10)] == [7, 8, 9, 10]
 
 

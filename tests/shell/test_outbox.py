@@ -1,4 +1,4 @@
-"""The agent's memory on disk: it keeps order and ids, takes all or nothing, and says why it can't."""
+"""The agent's memory on disk: it keeps order and ids, and takes all or nothing."""
 
 from __future__ import annotations
 
@@ -68,15 +68,21 @@ async def test_memory_and_events_are_stored_together_or_not_at_all(tmp_path: Pat
         assert [w.message for w in await outbox.waiting()] == messages(1)
 
 
-async def test_a_writer_that_is_killed_leaves_whole_transactions(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+def write_until_killed(folder: Path) -> int:
+    """Commit transactions in a process that is killed; return the last that it told of."""
+    committed = -1
+    command = [sys.executable, "-c", WRITER, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
-        committed = -1
         for line in writer.stdout:
             committed = int(line)
             if committed == 40:
                 os.kill(writer.pid, signal.SIGKILL)
+    return committed
+
+
+async def test_a_writer_that_is_killed_leaves_whole_transactions(tmp_path: Path) -> None:
+    committed = write_until_killed(tmp_path)
     async with open_outbox(tmp_path) as outbox:
         found = [int(w.message.payload) for w in await outbox.waiting()]
         assert found == list(range(len(found)))

@@ -74,10 +74,8 @@ signal.pause()
 """
     mark = marker("cccc")
     with running({VARIABLE: mark.text()}, script) as pid:
-        found = until_sync(
-            lambda: len(marked_processes("cccc")) == 2 and marked_processes("cccc"),
-            what="engine and child are seen",
-        )
+        until_sync(lambda: len(marked_processes("cccc")) == 2, what="engine and child are seen")
+        found = marked_processes("cccc")
         assert [p.is_leader for p in found] == [p.pid == pid for p in found]
         assert signal_marked(mark, signal.SIGKILL, leader_only=True) == 1
         assert signal_marked(mark, signal.SIGKILL) >= 1

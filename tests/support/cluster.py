@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -31,6 +32,7 @@ from llmgw.log.embedded import EmbeddedServer, embedded_server
 from llmgw.log.jetstream import JetStreamLog, connect
 from llmgw.processes import VARIABLE, Marker, parse_marker
 from llmgw.replay import fold_log, present_records, records
+from llmgw.settings import ENDPOINT_FILE
 from llmgw.testing.invariants import check, snapshot
 from tests.support import engine_program
 from tests.support.nats import is_running
@@ -75,6 +77,9 @@ class Program:
         """All that it printed."""
         return self.output_file.read_text(errors="replace")
 
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
     def says(self, text: str) -> bool:
         return text in self.output
 
@@ -89,7 +94,7 @@ class Program:
     async def ended(self, deadline_seconds: float = 30) -> int:
         """Wait until it has ended by itself, and return its exit code."""
         await until(
-            lambda: self.process.poll() is not None,
+            self.has_ended,
             deadline_seconds,
             f"{self.process.args!r} has ended",
         )
@@ -174,39 +179,18 @@ class Programs:
                 os.kill(pid, signal.SIGKILL)
 
 
-class Cluster(Programs):
-    """Programs on a nats-server of their own, and the log that they write, folded as it grows."""
+class OnLog(Programs):
+    """Programs on a log, and that log, folded as it grows."""
 
-    def __init__(self, folder: Path, server: EmbeddedServer, log: JetStreamLog) -> None:
+    def __init__(self, folder: Path, url: str, log: JetStreamLog) -> None:
         super().__init__(folder)
-        self.server = server
+        self.url = url
         self.log = log
         self.state = State()
         self.records: list[Record] = []
         self._numbers = iter(range(1, 1_000_000))
-
-    # --- programs ----------------------------------------------------------------------------
-
-    def controller(self, node: str = "k1", **settings: object) -> Program:
-        """Start a controller."""
-        settings = {"node": node, "data": self.folder / node} | settings
-        return self.start("controller", "run", nats_url=self.server.url, **settings)
-
-    def agent(self, node: str = "n1", *flags: str, **settings: object) -> Program:
-        """Start an agent; one started again under the same name is the same agent."""
-        settings = {"node": node, "data": self.folder / node, "sample_seconds": 0.5} | settings
-        return self.start("agent", "run", *flags, nats_url=self.server.url, **settings)
-
-    async def kill_server(self) -> None:
-        """End the nats-server as a power cut would."""
-        os.kill(self.server.pid, signal.SIGKILL)
-        await self.server.wait()
-
-    async def wipe_log(self) -> None:
-        """Stop the server, delete its store, and start it again on the same port."""
-        await self.server.stop()
-        shutil.rmtree(self.folder / "nats" / "jetstream")
-        await self.server.start()
+        self._by_hand = False
+        self._following = asyncio.create_task(self._follow())
 
     # --- what is asked of the cluster --------------------------------------------------------
 
@@ -228,7 +212,8 @@ class Cluster(Programs):
     async def command(
         self, *assignments: Assignment, revision: int, term: int = 1, node: str = "n1"
     ) -> int:
-        """Command an agent as a controller would, without one."""
+        """Command an agent as a controller would, without one that decided it."""
+        self._by_hand = True
         command = SetAssignments(
             node=node, revision=revision, term=term, at=0, assignments=assignments
         )
@@ -250,16 +235,21 @@ class Cluster(Programs):
 
     async def event(self, kind: type[E], deadline_seconds: float = 30, **fields: object) -> E:
         """Wait for an event of a kind with these values, and return the newest."""
-        found = await until(
-            lambda: self.events(kind, **fields), deadline_seconds, f"{kind.__name__} {fields}"
-        )
-        return found[-1]
+        what = f"{kind.__name__} {fields}"
+        await self.until_state(lambda _: self.events(kind, **fields), what, deadline_seconds)
+        return self.events(kind, **fields)[-1]
 
     async def until_state(
         self, condition: Callable[[State], object], what: str, deadline_seconds: float = 40
     ) -> None:
         """Wait until the folded log is so."""
-        await until(lambda: bool(condition(self.state)), deadline_seconds, what)
+
+        def holds() -> bool:
+            if self._following.done():
+                self._following.result()
+            return bool(condition(self.state))
+
+        await until(holds, deadline_seconds, what)
 
     async def until_ready(self, *replicas: str) -> None:
         """Wait until all parts of these replicas are ready."""
@@ -272,7 +262,7 @@ class Cluster(Programs):
             f"{replicas} are ready",
         )
 
-    async def follow(self) -> None:
+    async def _follow(self) -> None:
         """Fold the log as it grows, for ever; a log that was replaced is folded anew."""
         while True:
             self.state, self.records = State(), []
@@ -280,37 +270,118 @@ class Cluster(Programs):
                 async for record in records(self.log):
                     apply(self.state, record)
                     self.records.append(record)
-                    check(self.state)
+                    if not self._by_hand:
+                        check(self.state)
 
     async def assert_folds_the_same(self) -> None:
         """Fail when the log, read again from its beginning, gives another state."""
         last = (await self.log.bounds()).last
-        await until(lambda: self.state.sequence >= last, what="the log is folded")
-        again = await fold_log(self.log, self.state.sequence)
-        assert snapshot(again) == snapshot(self.state)
+        await self.until_state(lambda state: state.sequence >= last, "the log is folded")
+        sequence, state = self.state.sequence, snapshot(self.state)
+        assert snapshot(await fold_log(self.log, sequence)) == state
+
+    async def close(self) -> None:
+        """End what still runs, and stop following."""
+        self.end_all()
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
+        await self.log.close()
 
     async def all_records(self) -> list[Record]:
         """Return every record that the log holds now."""
         return [record async for record in present_records(self.log)]
 
 
+class Cluster(OnLog):
+    """Controllers and agents on a nats-server of their own."""
+
+    def __init__(self, folder: Path, server: EmbeddedServer, log: JetStreamLog) -> None:
+        super().__init__(folder, server.url, log)
+        self.server = server
+
+    def controller(self, node: str = "k1", **settings: object) -> Program:
+        """Start a controller."""
+        settings = {"node": node, "data": self.folder / node} | settings
+        return self.start("controller", "run", nats_url=self.url, **settings)
+
+    def agent(self, node: str = "n1", *flags: str, **settings: object) -> Program:
+        """Start an agent; one started again under the same name is the same agent."""
+        settings = {"node": node, "data": self.folder / node, "sample_seconds": 0.5} | settings
+        return self.start("agent", "run", *flags, nats_url=self.url, **settings)
+
+    async def kill_server(self) -> None:
+        """End the nats-server as a power cut would."""
+        os.kill(self.server.pid, signal.SIGKILL)
+        await self.server.wait()
+
+    async def wipe_log(self) -> None:
+        """Stop the server, delete its store, and start it again on the same port."""
+        await self.server.stop()
+        shutil.rmtree(self.folder / "nats" / "jetstream")
+        await self.server.start()
+
+
+class Up(OnLog):
+    """`llmgw up` as one program, and its log."""
+
+    def __init__(self, folder: Path, url: str, log: JetStreamLog, program: Program) -> None:
+        super().__init__(folder, url, log)
+        self.program = program
+        self.started.append(program)
+
+    def part(self, name: str) -> int:
+        """Return the process id of one of its parts: `agent`, `controller` or `nats-server`."""
+        children = {
+            pid: Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            for pid, _, parent in _processes(str(self.folder))
+            if parent == self.program.pid
+        }
+        [pid] = [pid for pid, line in children.items() if f"{name} " in line]
+        return pid
+
+
 @contextlib.asynccontextmanager
 async def running_cluster(folder: Path) -> AsyncIterator[Cluster]:
     """Run a nats-server as `llmgw up` does, and end everything that was started on it."""
     async with embedded_server(folder) as server:
-        log = await connect(server.url, NAME, name="test", answer_deadline_seconds=20)
-        cluster = Cluster(folder, server, log)
-        following = asyncio.create_task(cluster.follow())
+        cluster = Cluster(folder, server, await _connect(server.url))
         try:
             yield cluster
-            if following.done():
-                await following
         finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-            await log.close()
-            cluster.end_all()
+            await cluster.close()
     cluster.assert_never_doubled()
+
+
+@contextlib.asynccontextmanager
+async def running_up(folder: Path, *arguments: str, **settings: object) -> AsyncIterator[Up]:
+    """Run `llmgw up` on the data in `folder`, and end it with all that it started."""
+    programs = Programs(folder)
+    settings = {"data": folder / "data", "node": "n1", "sample_seconds": 0.5} | settings
+    program = programs.start("up", *arguments, **settings)
+    try:
+        endpoint = Path(str(settings["data"])) / ENDPOINT_FILE
+        await until(lambda: _is_of(endpoint, program), 30, "llmgw up is up")
+        assert not program.has_ended(), program.output
+        url = json.loads(endpoint.read_bytes())["nats_url"]
+        up = Up(folder, url, await _connect(url), program)
+        try:
+            yield up
+        finally:
+            await up.close()
+    finally:
+        programs.end_all()
+    programs.assert_never_doubled()
+
+
+def _is_of(endpoint: Path, program: Program) -> bool:
+    """Tell whether the program wrote its endpoint, or never will."""
+    if program.has_ended():
+        return True
+    return endpoint.exists() and json.loads(endpoint.read_bytes())["pid"] == program.pid
+
+
+async def _connect(url: str) -> JetStreamLog:
+    return await connect(url, NAME, name="test", answer_deadline_seconds=20)
 
 
 def pretended(programs: Programs, name: str, *options: str, **fields: object) -> Entry:

@@ -8,6 +8,7 @@ lock for each part of a replica shows when two engines run for one part, however
 
     say=TEXT        prints TEXT first          exit=CODE     then exits at once
     child=group     has a child that lives on  child=session has one in a session of its own
+    child=bare      has one without the engine's environment
     ignore=term     takes no SIGTERM           ready=FILE    answers 503 until FILE is there
     health=STATUS   answers the health endpoint with STATUS
 """
@@ -44,9 +45,13 @@ def _claim(folder: Path) -> int:
     return lock
 
 
-def _start_child(folder: Path, new_session: bool) -> None:
+def _start_child(folder: Path, kind: str) -> None:
     script = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
-    child = subprocess.Popen([sys.executable, "-IS", "-c", script], start_new_session=new_session)
+    child = subprocess.Popen(
+        [sys.executable, "-IS", "-c", script],
+        start_new_session=kind == "session",
+        env={} if kind == "bare" else None,
+    )
     _note(folder, "children", str(child.pid))
 
 
@@ -79,7 +84,7 @@ def main() -> None:
     if options.get("ignore") == "term":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "child" in options:
-        _start_child(folder, options["child"] == "session")
+        _start_child(folder, options["child"])
     _serve(port, options)
     os.close(lock)
 

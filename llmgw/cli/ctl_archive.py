@@ -1,0 +1,155 @@
+"""`llmgw ctl export` and `import`: a log into one file, and back into an empty log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmgw.cli.context import note, open_log, resolved
+from llmgw.cli.ctl_source import Span, parse_span
+from llmgw.cli.options import ClusterName, Data, Format, NatsUrl, Output
+
+if TYPE_CHECKING:
+    from llmgw.log.archive import Contents
+    from llmgw.log.restore import Imported
+    from llmgw.settings import Settings
+
+
+def export(
+    file: Annotated[Path, typer.Argument(help="The file to write.")],
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="SEQ|TIME",
+            help="The first record: a sequence or a time. What begins later than its log is for "
+            "reading: states and decisions cannot be folded from it.",
+            show_default=False,
+        ),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SEQ|TIME", help="The last record: a sequence or a time.", show_default=False
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite the file if it is there.")
+    ] = False,
+    output: Output = Format.TABLE,
+    nats_url: NatsUrl = None,
+    cluster: ClusterName = None,
+    data: Data = None,
+) -> None:
+    """Write the log to one file, with checksums, that `replay --archive` reads without a server.
+
+    It is a SQLite file. It appears whole or not at all. It holds everything that the records hold:
+    names, addresses, arguments of engines and the last output of those that failed.
+    """
+    import asyncio
+
+    from llmgw.cli.output import emit
+
+    span = parse_span(from_, to)
+    settings = resolved(nats_url=nats_url, cluster=cluster, data=data).settings
+    held = asyncio.run(_export(settings, file, span, force))
+    emit(_report(file, held), output, lambda _, __: [_sentence(file, held)])
+
+
+async def _export(settings: Settings, file: Path, span: Span, force: bool) -> Contents:
+    import time
+
+    from llmgw import replay
+    from llmgw.errors import LlmgwError
+    from llmgw.log.archive import check_free, write_archive
+
+    check_free(file, force)
+    async with open_log(settings) as log:
+        bounds = await log.bounds()
+        if bounds.last == 0:
+            raise LlmgwError(
+                f"the log of cluster {settings.cluster} holds nothing to export: "
+                "name another cluster with --cluster"
+            )
+        return await write_archive(
+            file,
+            replay.span(log, **span._asdict()),
+            cluster=settings.cluster,
+            log=bounds,
+            now_ns=time.time_ns(),
+            force=force,
+        )
+
+
+def _report(file: Path, held: Contents) -> dict[str, Any]:
+    import msgspec
+
+    from llmgw.log.archive import FORMAT
+    from llmgw.views.shared import as_time
+
+    return {
+        "file": str(file),
+        "format": FORMAT,
+        "size_bytes": file.stat().st_size,
+        **{
+            name.removesuffix("_ns"): as_time(value) if name.endswith("_ns") else value
+            for name, value in msgspec.structs.asdict(held).items()
+            if name not in ("first_ns", "last_ns")
+        },
+        "first_time": as_time(held.first_ns),
+        "last_time": as_time(held.last_ns),
+    }
+
+
+def _sentence(file: Path, held: Contents) -> str:
+    from llmgw.views.shared import as_time
+
+    return (
+        f"{file} holds the records {held.first} to {held.last} of cluster {held.cluster}, "
+        f"{as_time(held.first_ns)} to {as_time(held.last_ns)} "
+        f"({file.stat().st_size / 1024:,.0f} KiB)"
+    )
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(help="An archive that `ctl export` wrote.")],
+    output: Output = Format.TABLE,
+    nats_url: NatsUrl = None,
+    cluster: ClusterName = None,
+    data: Data = None,
+) -> None:
+    """Put an archive into the empty log of a cluster of the same name.
+
+    Sequences, order and payloads stay as they were, so views show the same and --verify decides
+    the same. Times do not: the log stores each record anew, so what a view or `--to TIME` says
+    about when is the time of the import. Keep the archive for that. An import that was interrupted
+    goes on when it is repeated; a log that holds anything else is refused. Stop controllers and
+    agents first.
+    """
+    import asyncio
+
+    from llmgw.cli.output import emit
+
+    settings = resolved(nats_url=nats_url, cluster=cluster, data=data).settings
+    done = asyncio.run(_import(settings, file))
+    report = {"file": str(file), "cluster": settings.cluster, **done._asdict()}
+    emit(report, output, lambda _, __: [_imported(file, settings.cluster, done)])
+    if done.records > done.already:
+        note("their times are now those of this import")
+
+
+async def _import(settings: Settings, file: Path) -> Imported:
+    from llmgw.log.archive import open_archive
+    from llmgw.log.restore import import_archive
+
+    async with open_archive(file) as archive, open_log(settings) as log:
+        return await import_archive(archive, log, settings.cluster)
+
+
+def _imported(file: Path, cluster: str, done: Imported) -> str:
+    if done.records == done.already:
+        return f"the log of cluster {cluster} holds all {done.records} records of {file} already"
+    before = f"; {done.already} of them were there before" if done.already else ""
+    return f"the log of cluster {cluster} now holds the {done.records} records of {file}{before}"

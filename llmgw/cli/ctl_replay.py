@@ -1,0 +1,162 @@
+"""`llmgw ctl replay`: the log folded again, to see a view as it was, or to verify decisions.
+
+Works on the live log and on an archive alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmgw.cli.ctl_show import show
+from llmgw.cli.ctl_source import ArchiveFile, Span, Where, opened, parse_span, where
+from llmgw.cli.options import ClusterName, Data, Format, NatsUrl, Output
+from llmgw.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmgw.core.decide import Intention
+    from llmgw.core.verify import Difference, Verdict
+
+SAID_NO = 4
+
+
+def replay(
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SEQ|TIME",
+            help="Up to where: a sequence, 2026-03-01T14:05:00Z, 14:05 (UTC), '10 minutes ago'.",
+            show_default=False,
+        ),
+    ] = None,
+    view: Annotated[
+        str | None,
+        typer.Option(help="status (without it), nodes, devices or replicas.", show_default=False),
+    ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Decide everything again; exit with 4 at a difference."),
+    ] = False,
+    archive: ArchiveFile = None,
+    output: Output = Format.TABLE,
+    nats_url: NatsUrl = None,
+    cluster: ClusterName = None,
+    data: Data = None,
+) -> None:
+    """Fold the log up to a point and show a view as it was then.
+
+    With --verify every recorded decision and command is decided again from the state that it was
+    made on. The first one that would be another now is shown with both sides.
+    """
+    import asyncio
+
+    from llmgw.views import VIEWS
+
+    if verify and view is not None:
+        raise UsageError("--verify and --view do not go together")
+    if view is not None and view not in VIEWS:
+        raise UsageError(f"there is no view {view!r:.60}; there are {', '.join(VIEWS)}")
+    span = parse_span(None, to)
+    asked = where(archive, nats_url, cluster, data)
+    if verify:
+        _say(asyncio.run(_verify(asked, span)), output)
+    else:
+        show(view or "status", output, asked, span, then=True)
+
+
+async def _verify(asked: Where, span: Span) -> Verdict:
+    from llmgw.replay import verify_log
+
+    async with opened(asked) as source:
+        return await verify_log(source.log, source.cluster, span.until, until_ns=span.until_ns)
+
+
+def _say(verdict: Verdict, output: Format) -> None:
+    """Print a verdict, and end the program with 4 if it found a difference."""
+    from llmgw.cli.output import emit
+    from llmgw.errors import LlmgwError
+
+    emit(_report(verdict), output, lambda _, __: _lines(verdict))
+    if verdict.difference is not None:
+        raise typer.Exit(SAID_NO)
+    if verdict.needs_upgrade is not None:
+        raise LlmgwError(
+            f"verified up to sequence {verdict.sequence} only: there the log holds "
+            f"{verdict.needs_upgrade}. Upgrade llmgw to decide on it"
+        )
+
+
+def _report(verdict: Verdict) -> dict[str, Any]:
+    import msgspec
+
+    from llmgw.views import events
+
+    report = msgspec.structs.asdict(verdict)
+    found: Difference | None = report.pop("difference")
+    if report["needs_upgrade"] is None:
+        del report["needs_upgrade"]
+    report["agreed"] = found is None
+    if found is not None:
+        sides = {"recorded": found.recorded, "decided": found.decided}
+        report["difference"] = {
+            "sequence": found.sequence,
+            "at": found.at,
+            "what": found.what,
+            "fields": list(found.fields),
+            **{name: _side(side) for name, side in sides.items() if side is not None},
+            **({"event": events([found.event])[0]} if found.event is not None else {}),
+        }
+    return report
+
+
+def _side(intention: Intention) -> dict[str, Any]:
+    from llmgw.views.summaries import summary
+
+    return {"type": intention.wire, "summary": summary(intention), "data": intention}
+
+
+def _lines(verdict: Verdict) -> Iterator[str]:
+    found = verdict.difference
+    if found is not None:
+        yield from _difference_lines(found)
+        yield f"Before it, {_counts(verdict)} agree."
+    elif verdict.rounds:
+        terms = _plural(verdict.terms, "term")
+        yield f"Every decision agrees: {_counts(verdict)} in {terms}, up to {verdict.sequence}."
+    else:
+        yield f"Nothing was decided up to sequence {verdict.sequence}."
+    remarks = {
+        "rounds end early, by a crash or with the log: what was written of them agrees": (
+            verdict.cut_off
+        ),
+        "records came after their term was over: void, not decided again": verdict.outdated,
+        "records of controllers cannot be read": verdict.unread,
+    }
+    yield from (f"{count} {remark}." for remark, count in remarks.items() if count)
+
+
+def _counts(verdict: Verdict) -> str:
+    return f"{_plural(verdict.decisions, 'decision')} and {_plural(verdict.commands, 'command')}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _difference_lines(found: Difference) -> Iterator[str]:
+    from llmgw.views import events
+    from llmgw.views.summaries import summary
+
+    side = found.recorded or found.decided
+    name = side.wire if side is not None else "a decision"
+    yield f"The log and this llmgw part ways at sequence {found.sequence}, {name}: {found.what}."
+    if found.event is not None:
+        (row,) = events([found.event])
+        yield f"  decided on:    sequence {found.at}, {row.type}: {row.summary}"
+    yield f"  recorded:      {summary(found.recorded) if found.recorded else 'nothing'}"
+    if found.event is not None:
+        yield f"  decided again: {summary(found.decided) if found.decided else 'nothing'}"
+    if found.fields:
+        yield f"  differs in:    {', '.join(found.fields)}"

@@ -1,0 +1,410 @@
+"""A part of a log in one file: written by `ctl export`, read like a log without any server.
+
+An archive is a SQLite file that anything can read. `records` holds what the log held, one row a
+message; `subjects` the names that its rows refer to, with the last sequence of each; `chunks` a
+SHA-256 for every few thousand records, over the msgpack encoding of their rows `[sequence,
+time_ns, subject, payload]`; `meta` what it is, and a SHA-256 over the msgpack encoding of the
+other rows of the three, `[[[name, value]…], [[id, subject, last]…], [[first, last, sha256]…]]`.
+
+What describes the file is checked when it is opened, and every chunk before any record of it is
+handed out: a damaged file gives what is whole before the damage, and then says what is wrong.
+Decoding is the caller's. The only user of aiosqlite besides the agent's outbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import secrets
+import sqlite3
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiosqlite
+import msgspec
+
+from llmgw import __version__
+from llmgw.errors import LlmgwError, LogUnreachable, UsageError
+from llmgw.log.base import Bounds, LogRewound, Message
+
+FORMAT = 1
+"""Raised whenever an older llmgw could not read the file any more."""
+
+APPLICATION_ID = 0x6C6D6777
+"""What SQLite files of ours carry in their header: "lmgw"."""
+
+CHUNK_RECORDS = 4_096
+CHUNK_BYTES = 4 * 1024 * 1024
+
+_MAGIC = b"SQLite format 3\0"
+_HEADER_BYTES = 100
+_TOTAL = "total_sha256"
+
+_TABLES = f"""
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {FORMAT};
+PRAGMA journal_mode = OFF;
+PRAGMA synchronous = OFF;
+CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE subjects (id INTEGER PRIMARY KEY, subject TEXT NOT NULL, last INTEGER NOT NULL);
+CREATE TABLE chunks (first INTEGER PRIMARY KEY, last INTEGER NOT NULL, sha256 BLOB NOT NULL);
+CREATE TABLE records (
+    sequence INTEGER PRIMARY KEY,
+    time_ns INTEGER NOT NULL, subject INTEGER NOT NULL REFERENCES subjects, payload BLOB NOT NULL
+);
+"""
+
+Row = tuple[int, int, int, bytes]
+
+
+class Contents(msgspec.Struct, frozen=True, kw_only=True):
+    """What an archive holds: its table `meta`.
+
+    `created_ns` tells which log it came from and `log_first` where that log began; sequences are
+    the log's own. Times are nanoseconds since 1970; `exported_ns` is when the file was written.
+    """
+
+    cluster: str
+    created_ns: int
+    log_first: int
+    first: int
+    last: int
+    first_ns: int
+    last_ns: int
+    records: int
+    exported_ns: int
+    llmgw_version: str
+
+
+class _Chunk(NamedTuple):
+    first: int
+    last: int
+    sha256: bytes
+
+
+class _Header(NamedTuple):
+    """Where the file is, how long it is, and how long it says that it should be."""
+
+    address: str
+    size_bytes: int
+    full_bytes: int
+
+    @property
+    def cut(self) -> str:
+        if self.size_bytes >= self.full_bytes:
+            return ""
+        return f"; it is cut short, with {self.size_bytes} of its {self.full_bytes} bytes"
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+async def write_archive(
+    path: Path,
+    batches: AsyncIterable[Sequence[Message]],
+    *,
+    cluster: str,
+    log: Bounds,
+    now_ns: int,
+    force: bool = False,
+) -> Contents:
+    """Write the messages of `batches`, consecutive ones of the log with these bounds, to a file.
+
+    The file appears whole, synchronised and checked, or not at all. Raises `UsageError` when it
+    is there already (unless `force`) or there is nothing to write, and `LlmgwError` when it cannot
+    be written.
+    """
+    check_free(path, force)
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
+    try:
+        # Made here, because a connection that fails to open leaves aiosqlite's thread to itself.
+        await asyncio.to_thread(unfinished.touch, exist_ok=False)
+        async with aiosqlite.connect(unfinished) as database:
+            writer = _Writer(database)
+            await database.executescript(_TABLES)
+            async for batch in batches:
+                await writer.add(batch)
+            contents = await writer.finish(cluster, log, now_ns)
+        async with open_archive(unfinished) as written:
+            await written.check()
+        check_free(path, force)
+        await asyncio.to_thread(_put_in_place, unfinished, path)
+    except (sqlite3.Error, OSError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise LlmgwError(
+            f"cannot write {path}: {why}. Nothing was left there: make room on that disk, check "
+            "who may write to the folder, or choose another"
+        ) from error
+    finally:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+    return contents
+
+
+def check_free(path: Path, force: bool) -> None:
+    """Raise `UsageError` when the file must not be written."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder: name the file to write")
+    if path.exists() and not force:
+        raise UsageError(f"{path} is there already: choose another name, or overwrite with --force")
+
+
+def _put_in_place(unfinished: Path, path: Path) -> None:
+    """Rename the finished file so that a power cut leaves the old one or the new one."""
+    _synchronise(unfinished, os.O_RDWR)
+    unfinished.replace(path)
+    _synchronise(path.parent, os.O_RDONLY)
+
+
+def _synchronise(path: Path, mode: int) -> None:
+    descriptor = os.open(path, mode)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _Writer:
+    """Fills the tables of a new archive, a chunk at a time."""
+
+    def __init__(self, database: aiosqlite.Connection) -> None:
+        self._database = database
+        self._subjects: dict[str, int] = {}
+        self._newest: dict[int, int] = {}
+        self._chunks: list[_Chunk] = []
+        self._rows: list[Row] = []
+        self._room_bytes = CHUNK_BYTES
+        self._first: Row | None = None
+        self._last: Row | None = None
+
+    async def add(self, messages: Sequence[Message]) -> None:
+        """Take messages that go on where the last ones ended."""
+        ids = self._subjects
+        for message in messages:
+            number = ids.get(message.subject)
+            if number is None:
+                number = ids[message.subject] = len(ids) + 1
+            self._newest[number] = message.sequence
+            row = (message.sequence, message.time_ns, number, message.payload)
+            if self._last is not None and row[0] != self._last[0] + 1:
+                raise _missing("the log", self._last[0] + 1, row[0] - 1)
+            if len(self._rows) == CHUNK_RECORDS or self._room_bytes < len(message.payload):
+                await self._flush()
+            self._first = self._first or row
+            self._last = row
+            self._rows.append(row)
+            self._room_bytes -= len(message.payload)
+
+    async def _flush(self) -> None:
+        rows, self._rows, self._room_bytes = self._rows, [], CHUNK_BYTES
+        if not rows:
+            return
+        await self._database.executemany("INSERT INTO records VALUES (?, ?, ?, ?)", rows)
+        self._chunks.append(_Chunk(rows[0][0], rows[-1][0], _sha256(rows)))
+
+    async def finish(self, cluster: str, log: Bounds, now_ns: int) -> Contents:
+        """Write what describes the records, and commit."""
+        await self._flush()
+        if self._first is None or self._last is None:
+            raise UsageError("there is no record to export in that span of the log")
+        contents = Contents(
+            cluster=cluster,
+            created_ns=log.created_ns,
+            log_first=log.first,
+            first=self._first[0],
+            last=self._last[0],
+            first_ns=self._first[1],
+            last_ns=self._last[1],
+            records=self._last[0] - self._first[0] + 1,
+            exported_ns=now_ns,
+            llmgw_version=__version__,
+        )
+        meta = sorted(msgspec.structs.asdict(contents).items())
+        subjects = [(number, name, self._newest[number]) for name, number in self._subjects.items()]
+        total = (_TOTAL, _sha256([meta, subjects, self._chunks]))
+        await self._database.executemany("INSERT INTO subjects VALUES (?, ?, ?)", subjects)
+        await self._database.executemany("INSERT INTO chunks VALUES (?, ?, ?)", self._chunks)
+        await self._database.executemany("INSERT INTO meta VALUES (?, ?)", [*meta, total])
+        await self._database.commit()
+        return contents
+
+
+def _sha256(rows: Sequence[object]) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode(rows)).digest()
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+class Archive:
+    """A log that does not change. It keeps the contract of `Log` as far as reading goes.
+
+    Opened by `open_archive`. Whatever it is asked raises `UsageError` where the file is damaged.
+    """
+
+    def __init__(self, path: Path, header: _Header, database: aiosqlite.Connection) -> None:
+        self._path = path
+        self._header = header
+        self._database = database
+        self._subjects: dict[int, str] = {}
+        self._newest: dict[str, int] = {}
+        self._chunks: list[_Chunk] = []
+        self._contents: Contents | None = None
+
+    @property
+    def contents(self) -> Contents:
+        """What the archive holds."""
+        if self._contents is None:
+            raise LlmgwError(f"{self._path} is not open")
+        return self._contents
+
+    async def describe(self) -> None:
+        """Read and check what describes the records."""
+        try:
+            stored: dict[str, Any] = dict(await self._fetch("SELECT name, value FROM meta"))
+            subjects = await self._fetch("SELECT id, subject, last FROM subjects ORDER BY id")
+            chunks = await self._fetch("SELECT first, last, sha256 FROM chunks ORDER BY first")
+            total = stored.pop(_TOTAL, None)
+            matches = total == _sha256([sorted(stored.items()), subjects, chunks])
+            contents = msgspec.convert(stored, Contents)
+        except (sqlite3.Error, msgspec.ValidationError, TypeError, ValueError) as error:
+            raise self._damaged(f"what describes its records cannot be read ({error})") from error
+        if not matches:
+            raise self._damaged("what describes its records does not match its checksum")
+        self._contents = contents
+        self._subjects = {number: subject for number, subject, _ in subjects}
+        self._newest = {subject: last for _, subject, last in subjects}
+        self._chunks = [_Chunk(*chunk) for chunk in chunks]
+
+    async def follow(
+        self, start: int = 1, *, subjects: Sequence[str] = (), until: int | None = None
+    ) -> AsyncIterator[Sequence[Message]]:
+        """Yield batches of messages from `start` on; see `Log.follow`. Ends where the file ends."""
+        held = self.contents
+        end = held.last if until is None else until
+        if held.last < start - 1:
+            raise LogRewound(f"{self._path} ends at sequence {held.last}, before {start - 1}")
+        if start < held.first and start <= end:
+            raise _missing(str(self._path), start, held.first - 1)
+        chosen = self._chosen(subjects)
+        for chunk in self._chunks:
+            if chunk.last < start or (subjects and not chosen):
+                continue
+            if chunk.first > end:
+                return
+            batch = await self._read(chunk)
+            if chunk.first < start or chunk.last > end:
+                batch = [message for message in batch if start <= message.sequence <= end]
+            if subjects:
+                batch = [message for message in batch if message.subject in chosen]
+            if batch:
+                yield batch
+
+    async def last(self, subject: str) -> Message | None:
+        """Return the newest message whose subject matches the filter, or `None`."""
+        newest = max((self._newest[name] for name in self._chosen([subject])), default=0)
+        if newest == 0:
+            return None
+        (chunk,) = (chunk for chunk in self._chunks if chunk.first <= newest <= chunk.last)
+        return (await self._read(chunk))[newest - chunk.first]
+
+    async def bounds(self) -> Bounds:
+        """Return the first and last sequence of the file, and when its log was created."""
+        held = self.contents
+        return Bounds(held.first, held.last, held.created_ns)
+
+    async def check(self) -> None:
+        """Read everything, and raise `UsageError` if any of it is damaged."""
+        for chunk in self._chunks:
+            await self._read(chunk)
+
+    async def _read(self, chunk: _Chunk) -> list[Message]:
+        """Return the messages of a chunk once they are known to be what was written."""
+        query = (
+            "SELECT sequence, time_ns, subject, payload FROM records "
+            "WHERE sequence BETWEEN ? AND ? ORDER BY sequence"
+        )
+        wrong = "do not match their checksum"
+        try:
+            rows = await self._fetch(query, chunk.first, chunk.last)
+        except sqlite3.Error as error:
+            rows, wrong = [], f"cannot be read ({error})"
+        if not rows or _sha256(rows) != chunk.sha256:
+            raise self._damaged(
+                f"the records {chunk.first} to {chunk.last} {wrong}", whole_until=chunk.first - 1
+            )
+        names = self._subjects
+        return [
+            Message(sequence, time_ns, names[number], payload)
+            for sequence, time_ns, number, payload in rows
+        ]
+
+    async def _fetch(self, query: str, *values: object) -> list[Any]:
+        return list(await self._database.execute_fetchall(query, values))
+
+    def _chosen(self, filters: Sequence[str]) -> set[str]:
+        """Return the subjects of the file that match a filter."""
+        patterns = [_pattern(text) for text in filters]
+        return {s for s in self._newest if any(pattern.fullmatch(s) for pattern in patterns)}
+
+    def _damaged(self, what: str, whole_until: int = 0) -> UsageError:
+        before = ""
+        if whole_until and whole_until >= self.contents.first:
+            before = f". What comes before is whole: replay it with --to {whole_until}"
+        return UsageError(
+            f"{self._path} is damaged: {what}{self._header.cut}{before}. "
+            "Export it again, or take another copy"
+        )
+
+
+@asynccontextmanager
+async def open_archive(path: Path) -> AsyncIterator[Archive]:
+    """Open an archive to read it.
+
+    Raises `UsageError`, saying what is wrong, when the file is none, is not there, was written by
+    a newer llmgw, or is damaged where it describes its records.
+    """
+    header = await asyncio.to_thread(_read_header, path)
+    try:
+        async with aiosqlite.connect(header.address, uri=True) as database:
+            archive = Archive(path, header, database)
+            await archive.describe()
+            yield archive
+    except sqlite3.Error as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+
+
+def _read_header(path: Path) -> _Header:
+    """Return what the header of a SQLite file says (https://sqlite.org/fileformat2.html, 1.3)."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+            size_bytes = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    if not header.startswith(_MAGIC) or len(header) < _HEADER_BYTES:
+        raise UsageError(f"{path} is no archive of llmgw: it does not begin as a SQLite file does")
+    if int.from_bytes(header[68:72]) != APPLICATION_ID:
+        raise UsageError(f"{path} is no archive of llmgw: it is another program's SQLite file")
+    found = int.from_bytes(header[60:64])
+    if found != FORMAT:
+        newer = "a newer llmgw wrote it; upgrade" if found > FORMAT else "no llmgw wrote that"
+        raise UsageError(f"{path} has format {found}, and this llmgw reads {FORMAT}: {newer}")
+    page_bytes = int.from_bytes(header[16:18])
+    page_bytes = 65_536 if page_bytes == 1 else page_bytes
+    address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+    return _Header(address, size_bytes, page_bytes * int.from_bytes(header[28:32]))
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """Return a subject filter as a pattern: `*` is one token, `>` one or more at the end."""
+    tokens = {"*": r"[^.]+", ">": r".+"}
+    return re.compile(r"\.".join(tokens.get(token, re.escape(token)) for token in text.split(".")))
+
+
+def _missing(where: str, first: int, last: int) -> LogUnreachable:
+    return LogUnreachable(f"{where} misses the sequences {first} to {last}")

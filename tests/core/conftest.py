@@ -1,0 +1,7 @@
+"""Helpers of this folder explain their failed assertions too."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.register_assert_rewrite("tests.core.agent", "llmgw.testing.builders")

@@ -1,0 +1,158 @@
+"""A session on NVML: samples that move, nothing stale, and gone when it is asked to go."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio import to_thread
+from msgspec.structs import replace
+
+from llmgw.hardware.nvml import Nvml
+from llmgw.hardware.nvml_failures import Failure
+from llmgw.hardware.nvml_session import NvmlSession
+from llmgw.hardware.types import Inventory, Process
+from llmgw.testing.fake_nvml import write_fake_nvml
+from llmgw.testing.machines import FakeMachine, FakeProcess
+
+from ..support.wait import until
+from .described import carved, part
+from .support import A100, L40S, MIB, needs_nvml
+from .test_smi_program import running
+
+pytestmark = needs_nvml
+
+BUSY = replace(
+    L40S,
+    utilization_percent=97,
+    temperature_celsius=81,
+    memory_used_mib=4000,
+    processes=(FakeProcess(pid=41, memory_mib=3900),),
+)
+CARVED = carved(A100, part("1g.10gb", 9728, 7), part("1g.10gb", 9728, 9))
+
+
+async def write(folder: Path, machine: FakeMachine, **more: Any) -> Path:  # noqa: ANN401
+    return await to_thread.run_sync(lambda: write_fake_nvml(folder, machine, **more))
+
+
+def session(folder: Path, timeout_seconds: float = 20) -> NvmlSession:
+    return NvmlSession("n1", Nvml(str(folder), timeout_seconds))
+
+
+async def sampled(of: NvmlSession) -> Inventory:
+    found = await of.sample()
+    assert isinstance(found, Inventory), found
+    return found
+
+
+async def test_samples_move_with_the_machine_over_one_program(tmp_path: Path) -> None:
+    await write(tmp_path, FakeMachine((L40S, L40S)))
+    async with session(tmp_path) as held:
+        assert (await sampled(held)).cards[0].temperature_celsius == 30
+        (program,) = running(tmp_path)
+        await write(tmp_path, FakeMachine((BUSY, L40S)))
+        found = await sampled(held)
+        assert (found.cards[0].temperature_celsius, found.cards[1].temperature_celsius) == (81, 30)
+        assert found.devices[0].utilization_percent == 97
+        assert found.devices[0].memory_used_bytes == 4000 * MIB
+        assert found.devices[0].processes == (Process(pid=41, memory_bytes=3900 * MIB),)
+        assert running(tmp_path) == [program]
+
+
+async def test_a_value_that_stops_coming_disappears(tmp_path: Path) -> None:
+    await write(tmp_path, FakeMachine((BUSY,)))
+    async with session(tmp_path) as held:
+        await sampled(held)
+        await write(
+            tmp_path, FakeMachine((BUSY,)), changed={"0 nvmlDeviceGetTemperature(0)": "!999"}
+        )
+        assert (await sampled(held)).cards[0].temperature_celsius is None
+
+
+async def test_instances_are_sampled_each_for_itself(tmp_path: Path) -> None:
+    await write(tmp_path, FakeMachine((CARVED,)))
+    async with session(tmp_path) as held:
+        await sampled(held)
+        used = replace(CARVED.instances[1], memory_used_mib=512)
+        await write(
+            tmp_path, FakeMachine((replace(CARVED, instances=(CARVED.instances[0], used)),))
+        )
+        devices = (await sampled(held)).devices
+        assert [device.memory_used_bytes for device in devices] == [0, 512 * MIB]
+
+
+async def test_a_release_leaves_no_program_that_holds_nvml(tmp_path: Path) -> None:
+    await write(tmp_path, FakeMachine((L40S,)))
+    async with session(tmp_path) as held:
+        await sampled(held)
+        assert len(running(tmp_path)) == 1
+        await held.release()
+        assert running(tmp_path) == []
+        assert len((await sampled(held)).devices) == 1
+
+
+async def test_a_sample_that_contradicts_the_session_is_looked_at_afresh(tmp_path: Path) -> None:
+    await write(tmp_path, FakeMachine((CARVED, L40S)))
+    async with session(tmp_path) as held:
+        assert len((await sampled(held)).devices) == 3
+        gone = replace(CARVED, instances=CARVED.instances[:1])
+        await write(tmp_path, FakeMachine((gone, L40S)))
+        assert [device.label for device in (await sampled(held)).devices] == ["1", "0/mig0"]
+        await write(tmp_path, FakeMachine((gone, replace(L40S, lost=True))))
+        found = await sampled(held)
+        assert [out.reason for out in found.excluded] == ["lost"]
+
+
+async def test_a_session_that_is_killed_or_hangs_is_opened_again(tmp_path: Path) -> None:
+    await write(tmp_path, FakeMachine((L40S,)))
+    async with session(tmp_path, timeout_seconds=2) as held:
+        await sampled(held)
+        (program,) = running(tmp_path)
+        os.kill(program, signal.SIGKILL)
+        assert len((await sampled(held)).devices) == 1
+        await write(tmp_path, FakeMachine((L40S,)), changed={"0 nvmlDeviceGetPowerUsage": "*"})
+        failure = await held.sample()
+        assert isinstance(failure, Failure)
+        assert "did not answer" in failure.reason
+        await until(lambda: running(tmp_path) == [], what="the hanging program has ended")
+        await write(tmp_path, FakeMachine((L40S,)))
+        assert len((await sampled(held)).devices) == 1
+
+
+async def test_a_sample_that_is_cancelled_gives_its_answer_to_nobody(tmp_path: Path) -> None:
+    await write(tmp_path, FakeMachine((L40S,)))
+    async with session(tmp_path) as held:
+        await sampled(held)
+        await write(tmp_path, FakeMachine((L40S,)), changed={"0 nvmlDeviceGetPowerUsage": "*"})
+        with anyio.move_on_after(0.2):
+            await held.sample()
+        assert running(tmp_path) == []
+        await write(tmp_path, FakeMachine((BUSY,)))
+        assert (await sampled(held)).cards[0].temperature_celsius == 81
+
+
+async def test_a_session_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
+    failure = await session(tmp_path).sample()
+    assert isinstance(failure, Failure)
+    assert failure.absent
+    await write(tmp_path, FakeMachine((L40S,)), changed={"- nvmlInit": "!18"})
+    failure = await session(tmp_path).sample()
+    assert isinstance(failure, Failure)
+    assert "mismatch" in failure.reason
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "1e300"])
+async def test_a_measurement_that_is_no_number_costs_itself_alone(
+    tmp_path: Path, value: str
+) -> None:
+    absent = {"0 nvmlDeviceGetFieldValues(186,0)": f"=0 {value}", "0 nvmlDeviceGetPowerUsage": "!3"}
+    await write(tmp_path, FakeMachine((L40S,)), changed=absent)
+    async with session(tmp_path) as held:
+        found = await sampled(held)
+        assert found.cards[0].power_watts is None
+        assert found.cards[0].recovery_action == "none"

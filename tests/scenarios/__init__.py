@@ -1,0 +1,1 @@
+"""Text files that tell a whole story: what happens, what is decided, what the agents do."""

@@ -1,0 +1,167 @@
+"""Real controllers on a real nats-server; the test plays the operator and the nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from llmgw import wire
+from llmgw.core import events as e
+from llmgw.core.commands import SetAssignments
+from llmgw.core.telemetry import NodeSample
+from llmgw.testing.builders import entry, inventory, processor
+from tests.support.cluster import NAME, Cluster, Program, running_cluster
+from tests.support.nats import stopped
+from tests.support.wait import until
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with running_cluster(tmp_path) as running:
+        yield running
+        await running.assert_folds_the_same()
+
+
+async def join(cluster: Cluster, node: str) -> None:
+    """Have a node come up and say what it has."""
+    await cluster.write(e.NodeStarted(boot_id="b1", agent_version="1"), node)
+    await cluster.write(e.NodeInventoryTaken(inventory=inventory(node, processor())), node)
+
+
+class Pulse:
+    """Signs of life of nodes that do not exist, while they are in `nodes`."""
+
+    def __init__(self, cluster: Cluster, *nodes: str) -> None:
+        self.nodes = {*nodes}
+        self._cluster = cluster
+        self._number = 0
+
+    async def _beat(self) -> object:
+        """Send a sample of each node; never true, so that `until` goes on beating."""
+        self._number += 1
+        for node in self.nodes:
+            sample = NodeSample(node=node, session="s", number=self._number)
+            message = wire.encode_sample(NAME, sample, time="2026-01-01T00:00:00Z")
+            await self._cluster.log.publish_sample(message.subject, message.payload)
+        return None
+
+    @contextlib.asynccontextmanager
+    async def beating(self) -> AsyncIterator[None]:
+        heart: asyncio.Task[object] = asyncio.create_task(until(self._beat, 600))
+        try:
+            yield
+        finally:
+            heart.cancel()
+            await asyncio.gather(heart, return_exceptions=True)
+
+
+async def leader_of(cluster: Cluster, term: int, *programs: Program) -> tuple[Program, ...]:
+    """Wait for the leader of a term; return it, and the others after it."""
+    holder = (await cluster.event(e.ControllerElected, term=term)).holder
+    return tuple(sorted(programs, key=lambda program: f"-{program.pid}-" not in holder))
+
+
+def terms_after_election(cluster: Cluster, term: int) -> set[int]:
+    """Return the terms of all that controllers wrote after the election of a term."""
+    bodies = [record.body for record in cluster.records]
+    elected = next(
+        place
+        for place, body in enumerate(bodies)
+        if isinstance(body, e.ControllerElected) and body.term == term
+    )
+    decided = [b for b in bodies[elected:] if isinstance(b, e.ControllerEvent | SetAssignments)]
+    return {body.term for body in decided}
+
+
+async def test_a_leader_that_was_paused_past_its_lease_steps_back_and_writes_nothing(
+    cluster: Cluster,
+) -> None:
+    await join(cluster, "n1")
+    old, new = await leader_of(cluster, 1, cluster.controller("k1"), cluster.controller("k2"))
+    await cluster.apply(entry("one", "cpu", gib=1))
+    await cluster.event(SetAssignments, revision=1)
+
+    with stopped(old.pid):
+        request = await cluster.apply(entry("two", "cpu", gib=1))
+        elected = await cluster.event(e.ControllerElected, 60, term=2)
+        assert f"-{new.pid}-" in elected.holder
+        await cluster.event(e.CatalogAccepted, request=request, term=2)
+        await cluster.event(e.ReplicaRetired, replica="r1")
+    await until(lambda: old.says("controller_lost_the_lead"), 20, "the old leader steps back")
+    request = await cluster.apply(entry("three", "cpu", gib=1))
+    await cluster.event(e.CatalogAccepted, request=request, term=2)
+    assert terms_after_election(cluster, 2) == {2}
+    assert cluster.state.void == 0
+
+    # A leader that leaves in good order keeps nobody waiting for the end of its lease.
+    assert await new.stop() == 0
+    await cluster.event(e.ControllerElected, 10, term=3)
+    assert await old.stop(signal.SIGINT) == 0
+
+
+async def test_silence_of_one_node_is_a_loss_and_silence_of_all_is_a_doubt(
+    cluster: Cluster,
+) -> None:
+    for node in ("n1", "n2"):
+        await join(cluster, node)
+    pulse = Pulse(cluster, "n1", "n2")
+    async with pulse.beating():
+        controller = cluster.controller(node_lost_seconds=2)
+        await cluster.apply(entry("m", "cpu", gib=1, replicas=2))
+        await cluster.event(e.ReplicaAssigned, replica="r2")
+        assert {r.parts[0].node for r in cluster.state.replicas.values()} == {"n1", "n2"}
+
+        pulse.nodes.clear()
+        await until(lambda: controller.says("all_nodes_silent"), 20, "the controller doubts")
+        assert cluster.events(e.NodeLost) == []
+
+        pulse.nodes.add("n1")
+        lost = await cluster.event(e.NodeLost)
+        assert lost.node == "n2"
+        assert lost.silent_seconds >= 2
+        await cluster.event(e.ReplicaAssigned, replica="r3")
+        assert cluster.state.replicas["r3"].parts[0].node == "n1"
+
+        pulse.nodes.add("n2")
+        await cluster.event(e.NodeReturned, node="n2")
+        retired = await cluster.event(e.ReplicaRetired)
+        assert "2 wanted" in retired.reason
+
+
+async def test_a_controller_without_its_log_waits_and_blames_no_node(cluster: Cluster) -> None:
+    await join(cluster, "n1")
+    controller = cluster.controller(node_lost_seconds=1)
+    pulse = Pulse(cluster, "n1")
+    async with pulse.beating():
+        await cluster.event(e.ControllerElected, term=1)
+        await cluster.kill_server()
+        await until(lambda: controller.says("log cannot be reached"), 20, "the log is missed")
+        await cluster.server.start()
+        request = await cluster.apply(entry("m", "cpu", gib=1))
+        await cluster.event(e.CatalogAccepted, request=request)
+        await cluster.event(SetAssignments)
+    assert cluster.events(e.NodeLost) == []
+    assert len(cluster.events(e.ReplicaAssigned)) == 1
+
+
+async def test_a_log_that_was_wiped_is_folded_anew_and_stops_nothing(cluster: Cluster) -> None:
+    await join(cluster, "n1")
+    cluster.controller()
+    await cluster.apply(entry("m", "cpu", gib=1))
+    await cluster.event(SetAssignments)
+    await cluster.wipe_log()
+    await join(cluster, "n1")
+    await cluster.write(e.ReplicaAdopted(replica="r1", generation=1, pid=7, port=18100), "n1")
+    await cluster.event(e.ControllerElected, 60, term=1)
+    # Nobody has said what shall run: until then nothing that runs is unwanted.
+    assert "r1/0" in cluster.state.nodes["n1"].strays
+    request = await cluster.apply(entry("m", "cpu", gib=1))
+    await cluster.event(e.CatalogAccepted, request=request)
+    command = await cluster.event(SetAssignments)
+    assert [a.replica for a in command.assignments] == ["r1"]
+    assert len(cluster.events(SetAssignments)) == 1

@@ -1,0 +1,233 @@
+"""`llmgw up` as a program: what a person gets wrong is said in a word, and nothing is damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from llmgw.catalog.entries import Entry
+from llmgw.core import events as e
+from llmgw.log.embedded import embedded_server
+from tests.support.cluster import Programs, pretended, running_up
+from tests.support.nats import is_running
+from tests.support.wait import until
+
+BAD_CATALOG = """\
+models:
+  - name: Bad Name
+    engine: no-such-engine
+    class: cpu
+    memory: lots
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    own = Programs(tmp_path)
+    yield own
+    own.end_all()
+    own.assert_never_doubled()
+
+
+def catalog_file(folder: Path, *entries: Entry) -> Path:
+    """Write entries of the engine `command` as an operator would."""
+    models = []
+    for entry in entries:
+        model = msgspec.to_builtins(entry)
+        model["memory"] = model.pop("memory_bytes")
+        model["class"] = list(entry.classes)
+        models.append(model)
+    path = folder / "catalog.yaml"
+    path.write_text(yaml.safe_dump({"models": models}))
+    return path
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, options: str) -> Iterator[Path]:
+    """Mount a tmpfs for the length of the block, or skip the test where that is not allowed."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount program")
+    if done.returncode != 0:
+        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+async def refused(programs: Programs, code: int, *arguments: str, **settings: object) -> str:
+    """Run `llmgw up`, which must end with this exit code and no traceback; return its message."""
+    returned, out, message = await programs.run("up", *arguments, **settings)
+    assert (returned, out) == (code, ""), message
+    assert "Traceback" not in message
+    assert programs.tree() == [], "something was left running"
+    return message
+
+
+async def test_a_catalog_with_mistakes_starts_nothing(programs: Programs) -> None:
+    file = programs.folder / "bad.yaml"
+    file.write_text(BAD_CATALOG)
+    data = programs.folder / "data"
+    message = await refused(programs, 2, "--catalog", str(file), data=data)
+    assert {f"{file}:{line}:" for line in (2, 3, 5)} <= {
+        line.split(" ")[0] for line in message.splitlines()
+    }
+    assert not data.exists()
+
+
+async def test_an_address_that_others_could_reach_is_refused(programs: Programs) -> None:
+    message = await refused(programs, 2, "--listen", "0.0.0.0:0", data=programs.folder / "data")
+    assert "loopback" in message
+
+
+async def test_a_port_in_use_is_named(programs: Programs) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = await refused(
+            programs, 1, "--listen", f"127.0.0.1:{port}", data=programs.folder / "data"
+        )
+    assert f"port {port} on 127.0.0.1 is in use" in message
+
+
+async def test_a_data_folder_that_cannot_be_one_is_named(programs: Programs) -> None:
+    file = programs.folder / "file"
+    file.write_text("mine")
+    assert f"data folder {file}: a file" in await refused(programs, 1, data=file)
+    assert f"{file}/below" in await refused(programs, 1, data=file / "below")
+    assert file.read_text() == "mine"
+
+
+async def test_a_data_folder_that_is_read_only_is_named(programs: Programs) -> None:
+    with mounted(programs.folder / "ro", "ro") as folder:
+        message = await refused(programs, 1, data=folder / "data")
+    assert f"data folder {folder}/data: Read-only file system" in message
+
+
+async def test_a_disk_that_is_full_is_named_before_anything_starts(programs: Programs) -> None:
+    with mounted(programs.folder / "small", "size=1m") as folder:
+        message = await refused(programs, 1, data=folder / "data")
+        assert "make room" in message
+        (folder / "filler").write_bytes(b"x" * (folder.stat().st_blksize))
+        with contextlib.suppress(OSError), (folder / "filler").open("ab") as filler:
+            while True:
+                filler.write(bytes(65536))
+        message = await refused(programs, 1, data=folder / "other")
+        assert str(folder / "other") in message
+
+
+async def test_a_second_one_on_the_same_data_leaves_the_first_serving(tmp_path: Path) -> None:
+    async with running_up(tmp_path) as up:
+        gate = tmp_path / "gate"
+        await up.apply(pretended(up, "m", "say=reading weights", f"ready={gate}"))
+        await until(lambda: up.program.says("s so far: reading weights"), 20, "progress is shown")
+        gate.touch()
+        ready = await up.event(e.ReplicaBecameReady)
+        code, _, message = await up.run("up", data=tmp_path / "data")
+        assert (code, "Traceback" in message) == (1, False)
+        assert f"in use by another llmgw up (pid {up.program.pid})" in message
+        port = up.url.rpartition(":")[2]
+        code, _, message = await up.run("up", "--listen", f"127.0.0.1:{port}", data=tmp_path / "b")
+        assert (code, "Traceback" in message) == (1, False)
+        assert f"port {port} on 127.0.0.1 is in use" in message
+        assert [p.pid for p in up.engines()] == [ready.pid]
+        await up.apply()
+        await up.event(e.ReplicaStopped)
+        assert await up.program.stop(signal.SIGINT) == 0
+        assert up.tree() == []
+
+
+async def test_on_a_server_of_somebody_elses_it_uses_that_and_leaves_it_running(
+    tmp_path: Path,
+) -> None:
+    async with embedded_server(tmp_path) as server:
+        async with running_up(tmp_path, nats_url=server.url) as up:
+            assert up.url == server.url
+            await up.apply(pretended(up, "m"))
+            await up.event(e.ReplicaBecameReady)
+            assert await up.program.stop() == 0
+            assert up.tree() == []
+            assert not (tmp_path / "data" / "nats").exists()
+        assert is_running(server.pid)
+
+
+@pytest.mark.parametrize("heard", ["log server started", "log: nats://", "agent 0"])
+async def test_ctrl_c_at_any_time_of_the_start_leaves_nothing_running(
+    programs: Programs, heard: str
+) -> None:
+    file = catalog_file(programs.folder, pretended(programs, "m"))
+    up = programs.start("up", "--catalog", str(file), data=programs.folder / "data", node="n1")
+    await until(lambda: up.says(heard), 30, heard)
+    assert await up.stop(signal.SIGINT) in (0, 130)
+    await until(lambda: programs.tree() == [], 20, "everything has ended")
+    assert "Traceback" not in up.output
+
+
+async def test_ctrl_c_ends_the_engines_of_an_agent_that_has_just_died(tmp_path: Path) -> None:
+    async with running_up(tmp_path) as up:
+        await up.apply(pretended(up, "m", "child=session"))
+        await up.event(e.ReplicaBecameReady)
+        os.kill(up.part("agent"), signal.SIGKILL)
+        assert await up.program.stop(signal.SIGINT) == 0
+        assert up.tree() == []
+
+
+async def test_killed_it_takes_its_parts_along_and_goes_on_when_it_is_started_again(
+    tmp_path: Path,
+) -> None:
+    async with running_up(tmp_path) as up:
+        file = catalog_file(tmp_path, pretended(up, "m", "child=session"))
+        code, out, message = await up.run("ctl", "apply", str(file), "-o", "json", nats_url=up.url)
+        assert code == 0, message
+        assert json.loads(out)["answer"] == "accepted"
+        await up.event(e.ReplicaBecameReady, replica="r1")
+        up.program.kill()
+        await until(lambda: up.tree() == [], 30, "everything has ended")
+    async with running_up(tmp_path, "--catalog", str(file)) as up:
+        await up.event(e.ReplicaBecameReady, replica="r1", attempt=2)
+        assert len(up.events(e.CatalogApplied)) == 1, "the catalog was in force already"
+        assert len(up.events(e.ReplicaAssigned)) == 1
+        assert await up.program.stop() == 0
+        assert up.tree() == []
+
+
+async def test_a_disk_that_fills_up_later_stops_nothing_that_runs(tmp_path: Path) -> None:
+    with mounted(tmp_path / "small", "size=40m") as folder:
+        async with running_up(tmp_path, data=folder) as up:
+            await up.apply(pretended(up, "m"), pretended(up, "other"))
+            ready = await up.event(e.ReplicaBecameReady, replica="r1")
+            other = await up.event(e.ReplicaBecameReady, replica="r2")
+            filler = folder / "filler"
+            with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+            os.kill(ready.pid, signal.SIGKILL)
+            agent_log = folder / "logs" / "agent.log"
+            await until(
+                lambda: "agent_cannot_remember" in agent_log.read_text(), 30, "the agent says so"
+            )
+            os.kill(up.part("nats-server"), signal.SIGKILL)
+            await until(
+                lambda: up.program.says("log_server_does_not_start"), 30, "up says so as well"
+            )
+            assert [p.pid for p in up.engines("r2")] == [other.pid]
+            filler.unlink()
+            assert (await up.event(e.ReplicaFailed)).signal == signal.SIGKILL
+            again = await up.event(e.ReplicaBecameReady, 60, attempt=2)
+            assert {p.pid for p in up.engines()} == {again.pid, other.pid}
+            await up.assert_folds_the_same()
+            assert await up.program.stop() == 0
+            assert up.tree() == []

@@ -1,0 +1,1 @@
+"""Seeded simulations of a whole cluster under faults."""
