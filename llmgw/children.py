@@ -82,7 +82,9 @@ class Child:
         """
         async with self._starting:
             if self._process is None or self._process.returncode is not None:
-                mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+                # The process is made before the first switch of tasks: another child that is
+                # started meanwhile cannot unblock them too early.
+                signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
                 try:
                     with self.log_file.open("ab") as output:
                         self._process = await asyncio.create_subprocess_exec(
@@ -94,7 +96,7 @@ class Child:
                             start_new_session=True,
                         )
                 finally:
-                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             return self._process
 
     async def finish(self, grace_seconds: float) -> bool:

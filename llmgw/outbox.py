@@ -8,6 +8,7 @@ aiosqlite besides the archive.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import sqlite3
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -102,6 +103,8 @@ async def open_outbox(folder: Path) -> AsyncIterator[Outbox]:
     database: aiosqlite.Connection | None = None
     try:
         try:
+            # Tried here first: after a failed one aiosqlite's thread may speak to a closed loop.
+            await asyncio.to_thread(lambda: sqlite3.connect(path).close())
             database = await aiosqlite.connect(path)
             await database.execute("PRAGMA journal_mode = WAL")
             await database.execute("PRAGMA synchronous = FULL")

@@ -30,6 +30,7 @@ def hardware_settings(settings: Settings) -> HardwareSettings:
         node=settings.node,
         backend=settings.backend,
         nvidia_smi=settings.nvidia_smi,
+        nvml_library=settings.nvml_library,
         cpu_device=settings.cpu_device,
     )
 
@@ -53,6 +54,7 @@ class Sampler:
         self._own_pids = own_pids
         self._fresh: Readings | None = None
         self._error: str | None = None
+        self._fallback: str | None = None
 
     async def first_look(self) -> Inventory | None:
         """Return the node's shape, or `None` when no backend could tell it: never an empty one."""
@@ -62,6 +64,7 @@ class Sampler:
             self._fail(error)
             return None
         self._fresh, self._error = readings(inventory), None
+        self._say_fallback(inventory)
         return shape(inventory)
 
     async def measure(self) -> None:
@@ -88,6 +91,11 @@ class Sampler:
             )
             await self._send(sample)
             await anyio.sleep(self._settings.sample_seconds)
+
+    def _say_fallback(self, inventory: Inventory) -> None:
+        if inventory.fallback_from != self._fallback:
+            self._fallback = inventory.fallback_from
+            log.warning("hardware_fallback", backend=inventory.backend, reason=self._fallback)
 
     def _fail(self, error: BackendUnavailable) -> None:
         text = str(error)

@@ -16,6 +16,8 @@ from blockbuster import blockbuster_ctx
 from tests.support import leftovers
 from tests.support.wait import until_sync
 
+pytest.register_assert_rewrite("llmgw.testing.builders")  # before any test imports it
+
 # No deadlines: a slow machine fails no test. A failure prints the blob that reproduces it; in CI
 # the examples are the same in every run, so that a red run is red again.
 hypothesis.settings.register_profile("developer", deadline=None, print_blob=True)

@@ -77,20 +77,17 @@ def inventory(
     """Show what this machine has, or what a captured one had. Needs no NATS."""
     import asyncio
 
+    from msgspec.structs import replace
+
     from llmgw.cli.inventory import as_contract, inventory_lines
     from llmgw.cli.output import emit
     from llmgw.hardware import discover
+    from llmgw.sample import hardware_settings
 
     if capture is not None and source is not None:
         raise UsageError("--capture writes what this machine says, and --from does not ask it")
     settings = resolved(config, backend=backend and backend.value, node=node).settings
-    look = discover.HardwareSettings(
-        node=settings.node,
-        backend=settings.backend,
-        nvidia_smi=settings.nvidia_smi,
-        cpu_device=settings.cpu_device,
-        capture_from=source,
-    )
+    look = replace(hardware_settings(settings), capture_from=source)
     if capture is not None:
         for path in asyncio.run(discover.capture(look, capture)):
             note(f"wrote {path}")

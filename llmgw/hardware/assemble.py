@@ -75,7 +75,7 @@ def assemble(
 _RESETS = frozenset({"reset", "reboot", "bus-reset", "system-reboot"})
 
 # Where something may still run, the device is listed beside its exclusion.
-_STILL_LISTED = frozenset({"mig-pending", "compute-mode", "needs-reset", "fabric"})
+_STILL_LISTED = frozenset({"mig-pending", "compute-mode", "needs-reset", "worn", "fabric"})
 
 
 def _by_number(out: Excluded) -> tuple[int, int]:
@@ -142,6 +142,11 @@ def _exclusion(reported: ReportedCard, card: Card) -> Excluded | None:
     if reported.trouble == "needs-reset" or card.recovery_action in _RESETS:
         action = card.recovery_action if card.recovery_action in _RESETS else "reset"
         return out("needs-reset", f"the driver asks for a {action} before the card works again")
+    if card.wear.remap_failed:
+        return out("worn", "the card has failed to remap a row of its memory: replace it")
+    if card.wear.remap_pending:
+        reset = f"nvidia-smi --gpu-reset -i {card.index}"
+        return out("needs-reset", f"a row of the card's memory waits for a reset: {reset}")
     if card.mig_mode and card.mig_pending and card.mig_mode != card.mig_pending:
         change = f"MIG is {card.mig_mode} and will be {card.mig_pending} after a reset of the card"
         return out("mig-pending", change)
@@ -227,8 +232,6 @@ def _card_warnings(reported: ReportedCard, card: Card) -> list[str]:
         )
     if card.uuid.startswith("PCI-"):
         warnings.append(f"card {card.index} gives no UUID and is known by its PCI address")
-    if card.wear.remap_failed:
-        warnings.append(f"card {card.index} has failed to remap a row of its memory: replace it")
     if (card.recovery_action or "").startswith("drain"):
         warnings.append(f"the driver asks to {card.recovery_action} card {card.index}")
     return warnings

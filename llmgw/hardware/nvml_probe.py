@@ -306,16 +306,18 @@ def _field(one: Any) -> Answer:  # noqa: ANN401 - a ctypes structure
 def load(library: str) -> tuple[Asker | None, Answer]:
     """NVML, initialised, or `{"failure": …}` where it cannot be asked at all."""
     try:
+        # Loaded here and not by the binding, which hides why a library cannot be loaded. Before
+        # it, since most machines that have none are asked again and again.
+        loaded = ctypes.CDLL(library)
+    except OSError as error:
+        return None, {"failure": {"what": "library", "said": str(error)}}
+    try:
         import pynvml
     except ImportError as error:
         return None, {"failure": {"what": "binding-missing", "said": str(error)}}
     if ctypes.sizeof(getattr(pynvml, "c_nvmlProcessInfo_t", ctypes.c_char)) != _PROCESS_BYTES:
         return None, {"failure": {"what": "binding-stale", "said": str(pynvml.__file__)}}
-    try:
-        # Loaded here and not by the binding, which hides why a library cannot be loaded.
-        pynvml.nvmlLib = ctypes.CDLL(library)
-    except OSError as error:
-        return None, {"failure": {"what": "library", "said": str(error)}}
+    pynvml.nvmlLib = loaded
     asker = Asker(pynvml)
     _, answer = asker.ask("nvmlInit")
     if "error" in answer:

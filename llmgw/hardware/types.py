@@ -131,10 +131,10 @@ class Device(Shape, frozen=True, kw_only=True):
 class Excluded(Shape, frozen=True, kw_only=True):
     """A card or device that is kept out of placement, with the reason.
 
-    Reasons of the backends: `lost`, `needs-reset`, `unreadable`, `no-permission`, `mig-empty`,
-    `mig-pending`, `mig-mismatch`, `compute-mode`, `fabric`. Where something may still run
-    (`mig-pending`, `compute-mode`, `needs-reset`, `fabric`) the device stays in the inventory
-    beside its exclusion; otherwise there is no device to list.
+    Reasons of the backends: `lost`, `needs-reset`, `worn`, `unreadable`, `no-permission`,
+    `mig-empty`, `mig-pending`, `mig-mismatch`, `compute-mode`, `fabric`. Where something may still
+    run (`mig-pending`, `compute-mode`, `needs-reset`, `worn`, `fabric`) the device stays in the
+    inventory beside its exclusion; otherwise there is no device to list.
     """
 
     card: int | None = None

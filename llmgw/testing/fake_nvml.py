@@ -240,14 +240,14 @@ def _heat(card: FakeCard) -> Answers:
 
 def _wear(card: FakeCard) -> Answers:
     pages = _number(card.retired_pages)
-    rows = card.remapped_rows
+    rows = f"=0 {card.remapped_rows} {card.remap_pending:d} {card.remap_failed:d}"
     return {
         "nvmlDeviceGetTotalEccErrors(0,1)": _number(card.ecc_corrected),
         "nvmlDeviceGetTotalEccErrors(1,1)": _number(card.ecc_uncorrected),
         "nvmlDeviceGetRetiredPages(0)": pages,
         "nvmlDeviceGetRetiredPages(1)": pages,
         "nvmlDeviceGetRetiredPagesPendingStatus": "!3" if card.retired_pages is None else "=0",
-        "nvmlDeviceGetRemappedRows": "!3" if rows is None else f"=0 {rows} 0 0",
+        "nvmlDeviceGetRemappedRows": "!3" if card.remapped_rows is None else rows,
     }
 
 

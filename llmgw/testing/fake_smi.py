@@ -320,8 +320,8 @@ def _wear(card: FakeCard, major: int) -> str:
         "remapped_rows",
         _tag("remapped_row_corr", "0"),
         _tag("remapped_row_unc", str(card.remapped_rows)),
-        _tag("remapped_row_pending", "No"),
-        _tag("remapped_row_failure", "No"),
+        _tag("remapped_row_pending", "Yes" if card.remap_pending else "No"),
+        _tag("remapped_row_failure", "Yes" if card.remap_failed else "No"),
     )
     return ecc + pages + rows
 

@@ -97,6 +97,8 @@ class FakeCard(msgspec.Struct, frozen=True, kw_only=True):
     ecc_uncorrected: int | None = None
     retired_pages: int | None = None
     remapped_rows: int | None = None
+    remap_pending: bool = False
+    remap_failed: bool = False
     lost: bool = False
     handle_error: int | None = None
     memory_error: int | None = None

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 import pytest
 
-pytest.register_assert_rewrite("tests.core.agent", "llmgw.testing.builders")
+pytest.register_assert_rewrite("tests.core.agent")

@@ -213,6 +213,8 @@ STATES: dict[str, FakeMachine] = {
     "asks-for-a-reset-535": FakeMachine(
         (replace(L40S, recovery="Reset"), L40S), driver="535.54.03"
     ),
+    "remapping-failed": FakeMachine((replace(H100, remapped_rows=9, remap_failed=True), H100)),
+    "remapping-pending": FakeMachine((replace(H100, remapped_rows=1, remap_pending=True), H100)),
     "asks-to-drain": FakeMachine((replace(H100, recovery="Drain P2P"), H100)),
     "memory-unknown": FakeMachine((replace(L40S, memory_error=999), L40S)),
     "memory-not-told": FakeMachine((replace(L40S, memory_error=3), L40S)),

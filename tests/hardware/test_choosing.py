@@ -170,10 +170,12 @@ async def test_answers_that_are_no_record_are_unavailable(tmp_path: Path, text: 
 
 async def test_a_run_that_cannot_be_ended_is_not_joined_by_another(tmp_path: Path) -> None:
     program = await to_thread.run_sync(
-        write_fake_smi, tmp_path / "nvidia-smi", {"-L": FakeAnswer("", end="hang")}
+        write_fake_smi, tmp_path / "nvidia-smi", {"-L": FakeAnswer("here", end="hang")}
     )
     settings = await settings_for(tmp_path)
     held = await anyio.open_process([str(program), "-L"], start_new_session=True)
+    assert held.stdout is not None
+    assert await held.stdout.receive() == b"here"
     await to_thread.run_sync(running.leave_behind, str(program), held.pid)
     await to_thread.run_sync(write_fake_smi, program, MACHINE)
     named = replace(settings, backend="nvidia-smi")

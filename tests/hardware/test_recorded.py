@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from llmgw.hardware.smi_list import Listing, parse_listing
 from llmgw.hardware.smi_xml import parse_report
 from llmgw.hardware.topology import cliques, parse_topology
 from llmgw.hardware.types import Inventory
+from llmgw.testing import fake_nvml
 
 from .support import MIB
 
@@ -205,3 +207,13 @@ def test_failures_say_what_to_do(name: str, code: int, advice: str) -> None:
     assert advice in explain(code, text(name))
     with pytest.raises(BackendUnavailable):
         parse_report(text(name))
+
+
+@pytest.mark.parametrize("driver", ["590.48.01", "610.57.04"])
+def test_the_pretended_library_has_no_symbol_that_true_ones_lack(driver: str) -> None:
+    true = set((SAMPLES / "symbols" / f"nvml_{driver}.txt").read_text().split())
+    source = Path(fake_nvml.__file__).with_suffix(".c").read_text()
+    pretended = set(re.findall(r"^(?:int|const char \*)\s*(nvml\w+)\(", source, re.MULTILINE))
+    pretended |= set(re.findall(r"^(?:TEXT|NUMBER|NUMBER_OF)\((nvml\w+)", source, re.MULTILINE))
+    assert len(pretended) > 40
+    assert pretended <= true

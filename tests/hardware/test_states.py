@@ -175,9 +175,16 @@ def test_a_card_without_uuid_is_known_by_its_address() -> None:
     assert only(read(machine, report=report))[0].uuid.startswith("GPU-")
 
 
-def test_a_card_that_failed_to_remap_a_row_is_placed_on_and_warned_of() -> None:
-    machine = FakeMachine((replace(L40S, remapped_rows=1),))
-    report = edited(render_report(machine), "remapped_row_failure", "Yes")
-    inventory = read(machine, report=report)
-    assert only(inventory)[0].wear.remap_failed is True
-    assert "failed to remap" in inventory.warnings[0]
+def test_a_card_that_failed_to_remap_a_row_is_kept_out_as_worn() -> None:
+    worn = replace(L40S, remapped_rows=9, remap_failed=True)
+    inventory = read(FakeMachine((worn, L40S)))
+    assert reasons(inventory) == [(0, "worn")]
+    assert inventory.cards[0].wear.remap_failed is True
+    assert placeable(inventory) == [1]
+
+
+def test_a_row_that_waits_to_be_remapped_keeps_new_work_away_until_a_reset() -> None:
+    inventory = read(FakeMachine((L40S, replace(L40S, remapped_rows=1, remap_pending=True))))
+    assert reasons(inventory) == [(1, "needs-reset")]
+    assert "--gpu-reset -i 1" in inventory.excluded[0].detail
+    assert [device.id for device in inventory.devices] == [0, 1]
