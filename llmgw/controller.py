@@ -25,8 +25,8 @@ from llmgw.core import events as e
 from llmgw.core.cluster import Cluster
 from llmgw.core.commands import SetAssignments
 from llmgw.core.decide import decide
-from llmgw.core.fold import apply
 from llmgw.errors import AppendRefused, LlmgwError, LogUnreachable
+from llmgw.folding import fold
 from llmgw.log.base import LogRewound
 from llmgw.log.jetstream import JetStreamLog, connect
 from llmgw.log.lease import Lease
@@ -76,11 +76,7 @@ class Controller:
         batches = self._log.follow(1)
         async with contextlib.aclosing(batches):  # type: ignore[type-var]
             async for batch in batches:
-                for message in batch:
-                    record = wire.decode(
-                        message.sequence, message.time_ns, message.subject, message.payload
-                    )
-                    apply(state, record)
+                fold(state, batch)
                 async with self._folded:
                     self._folded.notify_all()
                 await anyio.lowlevel.checkpoint()

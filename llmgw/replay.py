@@ -13,11 +13,11 @@ from typing import Protocol
 
 from llmgw import wire
 from llmgw.core.cluster import Cluster
-from llmgw.core.fold import apply
 from llmgw.core.records import Record
 from llmgw.core.telemetry import NodeSample
 from llmgw.core.verify import Round, Rounds, Verdict, Verifier
 from llmgw.errors import MalformedRecord, UsageError
+from llmgw.folding import fold
 from llmgw.log.base import Bounds, Log, Message
 
 
@@ -60,13 +60,8 @@ async def fold_log(
     end of the log is taken as that end. Raises `UsageError` for a sequence beyond its end.
     """
     state = Cluster()
-    decode = wire.decode
     async for batch in span(log, until=until, until_ns=until_ns):
-        for message in batch:
-            apply(
-                state,
-                decode(message.sequence, message.time_ns, message.subject, message.payload),
-            )
+        fold(state, batch)
     return state
 
 

@@ -38,9 +38,9 @@ _BRACKETS = b"[]{}"
 _NO_BRACKET = bytes(set(range(256)) - set(_BRACKETS))
 _NO_BRACKET_NO_STRING = bytes(set(range(256)) - set(_BRACKETS + b'"\\'))
 
-_UNDECODABLE = (msgspec.MsgspecError, MalformedRecord, ValueError, RecursionError)
+UNDECODABLE = (msgspec.MsgspecError, MalformedRecord, ValueError, RecursionError)
 # An upcast takes apart what only an older version ever checked.
-_UPCASTING = (*_UNDECODABLE, LookupError, TypeError, AttributeError, ArithmeticError)
+_UPCASTING = (*UNDECODABLE, LookupError, TypeError, AttributeError, ArithmeticError)
 
 Session = Annotated[str, msgspec.Meta(max_length=256)]
 
@@ -90,7 +90,7 @@ class Outgoing(NamedTuple):
     message_id: str
 
 
-class _Route(msgspec.Struct, frozen=True):
+class Route(msgspec.Struct, frozen=True):
     """What a subject says of its messages. `decode` is absent where the type is unknown."""
 
     origin: Origin
@@ -102,6 +102,7 @@ class _Route(msgspec.Struct, frozen=True):
 
     @property
     def type(self) -> str:
+        """The type that an envelope on this subject must have."""
         return TYPE_PREFIX + self.wire
 
 
@@ -231,9 +232,9 @@ _SAMPLES: msgspec.json.Decoder[Envelope[NodeSample]] = msgspec.json.Decoder(Enve
 def decode_sample(subject: str, payload: bytes) -> Envelope[NodeSample]:
     """Return the sample in a telemetry message. Raises `MalformedRecord`."""
     try:
-        _check_size_and_depth(payload)
+        check_size_and_depth(payload)
         envelope = _SAMPLES.decode(payload)
-    except _UNDECODABLE as error:
+    except UNDECODABLE as error:
         raise MalformedRecord(f"{subject}: {error}") from error
     if subject.rsplit(".", 1)[-1] != envelope.data.node:
         raise MalformedRecord(f"{subject}: a sample that names node {envelope.data.node!r}")
@@ -251,9 +252,9 @@ def decode(sequence: int, time_ns: int, subject: str, payload: bytes) -> Record:
         return _unread(sequence, time_ns, route, UnknownType(route.wire))
     try:
         if len(payload) > SHALLOW_BYTES:
-            _check_size_and_depth(payload)
+            check_size_and_depth(payload)
         envelope = read(payload)
-    except _UNDECODABLE as error:
+    except UNDECODABLE as error:
         return _reread(sequence, time_ns, subject, route, payload, error)
     if envelope.source != route.source:
         return _unread(sequence, time_ns, route, Unreadable(subject, _forged(envelope, route)))
@@ -268,11 +269,28 @@ def decode(sequence: int, time_ns: int, subject: str, payload: bytes) -> Record:
     )
 
 
-def _unread(sequence: int, time_ns: int, route: _Route, body: Body) -> Record:
+def record_of(
+    sequence: int, time_ns: int, subject: str, envelope: _Incoming[Any, Any, Any]
+) -> Record:
+    """Return the record of an envelope that was read as its subject says."""
+    route = _ROUTES[subject]
+    assert route is not None
+    return Record(
+        sequence,
+        time_ns,
+        route.origin,
+        route.node,
+        envelope.session,
+        envelope.number,
+        envelope.data,
+    )
+
+
+def _unread(sequence: int, time_ns: int, route: Route, body: Body) -> Record:
     return Record(sequence, time_ns, route.origin, route.node, "", 0, body)
 
 
-def _forged(envelope: _Incoming[Any, Any, Any], route: _Route) -> str:
+def _forged(envelope: _Incoming[Any, Any, Any], route: Route) -> str:
     """Return in what the envelope says another thing than the subject, or nothing."""
     if envelope.source != route.source:
         return f"source {envelope.source!r} does not match the subject's {route.source!r}"
@@ -282,12 +300,12 @@ def _forged(envelope: _Incoming[Any, Any, Any], route: _Route) -> str:
 
 
 def _reread(
-    sequence: int, time_ns: int, subject: str, route: _Route, payload: bytes, error: Exception
+    sequence: int, time_ns: int, subject: str, route: Route, payload: bytes, error: Exception
 ) -> Record:
     """Say why a payload did not decode, or decode it after all: it may be of another version."""
     why = _one_line(error)
-    with suppress(*_UNDECODABLE):  # of two errors the first says more
-        _check_size_and_depth(payload)
+    with suppress(*UNDECODABLE):  # of two errors the first says more
+        check_size_and_depth(payload)
         envelope = _ANY.decode(payload)
         if envelope.dataversion != route.version:
             return _other_version(sequence, time_ns, subject, route, envelope)
@@ -296,7 +314,7 @@ def _reread(
 
 
 def _other_version(
-    sequence: int, time_ns: int, subject: str, route: _Route, envelope: _AnyIncoming
+    sequence: int, time_ns: int, subject: str, route: Route, envelope: _AnyIncoming
 ) -> Record:
     """Upcast an older version step by step; report a newer one."""
     if envelope.dataversion > route.version:
@@ -323,13 +341,13 @@ def _upcast(wire: str, version: int) -> Upcast:
         raise MalformedRecord(f"version {version} of {wire} was never released") from None
 
 
-class _Routes(dict[str, _Route | None]):
+class _Routes(dict[str, Route | None]):
     """Subjects taken apart, once each: a log has few subjects and very many messages.
 
     When it is full it begins anew, so that a writer who makes up subjects cannot fill the memory.
     """
 
-    def __missing__(self, subject: str) -> _Route | None:
+    def __missing__(self, subject: str) -> Route | None:
         if len(self) >= MOST_ROUTES:
             self.clear()
         route = self[subject] = _route(subject)
@@ -339,7 +357,7 @@ class _Routes(dict[str, _Route | None]):
 _ROUTES = _Routes()
 
 
-def _route(subject: str) -> _Route | None:
+def _route(subject: str) -> Route | None:
     tokens = subject.split(".")
     if len(tokens) < 5 or tokens[0] != "llmgw" or tokens[1] != "v1":
         return None
@@ -355,21 +373,26 @@ def _route(subject: str) -> _Route | None:
     return None
 
 
-def _event_route(origin: Origin, node: str, wire: str, cluster: str) -> _Route:
+def _event_route(origin: Origin, node: str, wire: str, cluster: str) -> Route:
     known = EVENTS.get(wire)
     source = f"/llmgw/{cluster}/node/{node}" if node else f"/llmgw/{cluster}/{origin}"
     if known is None or known.origin != origin:  # under somebody else's subject it is not that
-        return _Route(origin, node, wire, source)
+        return Route(origin, node, wire, source)
     return _known_route(origin, node, known, source)
 
 
 def _known_route(
     origin: Origin, node: str, known: type[Event | SetAssignments], source: str
-) -> _Route:
-    return _Route(origin, node, known.wire, source, known.version, _DECODERS[known.wire].decode)
+) -> Route:
+    return Route(origin, node, known.wire, source, known.version, _DECODERS[known.wire].decode)
 
 
-def _check_size_and_depth(payload: bytes) -> None:
+def route_of(subject: str) -> Route | None:
+    """Return what a subject says about its messages; `None` when it is not one of llmgw's."""
+    return _ROUTES[subject]
+
+
+def check_size_and_depth(payload: bytes) -> None:
     """Refuse what would cost too much to decode. Raises `MalformedRecord`.
 
     A decoder that recurses can end the process on a small stack, so the depth is counted first.

@@ -58,13 +58,15 @@ class Node(msgspec.Struct):
 class Part(msgspec.Struct):
     """One part of a replica: where it is and what its agent last said of it.
 
-    `grants` are the devices themselves: a number may mean another device after a reboot.
+    `grants` are the devices themselves: a number may mean another device after a reboot. `pools`
+    is the memory that they draw on.
     """
 
     node: str
     devices: tuple[int, ...]
     memory_bytes: int
     grants: tuple[Grant, ...] = ()
+    pools: tuple[str, ...] = ()
     phase: Phase = "assigned"
     attempt: int = 0
     address: str | None = None
@@ -92,9 +94,13 @@ class Replica(msgspec.Struct):
 
 
 class Model(msgspec.Struct):
-    """One entry of the catalog in force, and why the replicas it lacks are nowhere."""
+    """One entry of the catalog in force, and why the replicas it lacks are nowhere.
+
+    `one` is what a replica of it is decided with (see `unit`).
+    """
 
     entry: Entry
+    one: Entry
     missing: int = 0
     refusals: dict[str, int] = {}
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from llmgw.catalog.entries import Entry
 from llmgw.catalog.problems import problems
-from llmgw.core.cluster import Cluster, Model, Node, Replica, unit
+from llmgw.core.cluster import Cluster, Model, Node, Replica
 from llmgw.core.commands import Assignment, SetAssignments
 from llmgw.core.events import (
     CatalogAccepted,
@@ -68,7 +68,7 @@ def _model_decisions(
     state: Cluster, model: Model, replicas: list[Replica], held: Held, number: int
 ) -> Iterator[Decision]:
     entry = model.entry
-    one = unit(entry)
+    one = model.one
     current = [r for r in replicas if r.entry == one and not _on_lost_node(state, r)]
     outdated = [r for r in replicas if r.entry != one]
     missing = entry.replicas - len(current)

@@ -79,7 +79,7 @@ def why_not(node: Node, device: Device, entry: Entry, held: Held) -> str | None:
     for condition in node.conditions:
         if condition.device == device.id:
             return condition.name
-    if any(device.id in devices for devices in node.strays.values()):
+    if node.strays and any(device.id in devices for devices in node.strays.values()):
         return "occupied by an engine that is being stopped"
     if device.memory_total_bytes is None:
         return "memory unknown"

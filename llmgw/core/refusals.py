@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from llmgw.catalog.entries import Entry
 from llmgw.core import events as e
 from llmgw.core.cluster import Cluster
 from llmgw.core.placement import Held, node_refuses, why_not
@@ -62,19 +63,31 @@ def _assigned(state: Cluster, body: e.ReplicaAssigned) -> str | None:
     if not body.parts:
         return "a replica without parts"
     held = Held()
-    for part in body.parts:
-        node = state.nodes.get(part.node)
-        why = "no such node" if node is None else node_refuses(node)
-        if node is None or why is not None:
-            return f"{part.node}: {why}"
-        for number in part.devices:
-            device = node.devices.get(number)
-            why = "no such device" if device is None else why_not(node, device, model.entry, held)
-            if why is None and part.memory_bytes != model.entry.memory_bytes:
-                why = f"{part.memory_bytes} bytes are not what {body.model} needs"
-            if why is not None:
-                return f"{part.node} device {number}: {why}"
-        held.take(state, body.replica, [part])
+    for number, part in enumerate(body.parts, 1):
+        why = _part(state, part, model.entry, held)
+        if why is not None:
+            return f"{part.node}{why}"
+        if number < len(body.parts):
+            held.take(state, body.replica, [part])
+    return None
+
+
+def _part(state: Cluster, part: e.PartPlacement, entry: Entry, held: Held) -> str | None:
+    node = state.nodes.get(part.node)
+    if node is None:
+        return ": no such node"
+    why = node_refuses(node)
+    if why is not None:
+        return f": {why}"
+    if part.memory_bytes != entry.memory_bytes:
+        return f": {part.memory_bytes} bytes are not what {entry.name} needs"
+    if not part.devices:
+        return ": a part without devices"
+    for number in part.devices:
+        device = node.devices.get(number)
+        why = "no such device" if device is None else why_not(node, device, entry, held)
+        if why is not None:
+            return f" device {number}: {why}"
     return None
 
 

@@ -24,7 +24,7 @@ from llmgw import wire
 from llmgw.catalog.entries import Entry
 from llmgw.core import events as e
 from llmgw.core import stimuli as s
-from llmgw.core.cluster import Cluster, Replica, unit
+from llmgw.core.cluster import Cluster, Replica
 from llmgw.core.commands import SetAssignments
 from llmgw.core.decide import decide
 from llmgw.core.fold import apply
@@ -207,7 +207,7 @@ class Simulation:
         """Yield where what runs is not what is wanted."""
         for model in state.models.values():
             there = [r for r in state.replicas.values() if r.model == model.entry.name]
-            current = sum(1 for r in there if r.entry == unit(model.entry))
+            current = sum(1 for r in there if r.entry == model.one)
             if current + model.missing != model.entry.replicas:
                 yield f"{current} of {model.entry.replicas} {model.entry.name}"
             if len(there) - current > model.missing:

@@ -1,7 +1,7 @@
 """A million events of the log from memory: bytes to state, against decoding the bytes alone.
 
 The floor is msgspec reading the same payloads into the same types, each with the decoder that
-`llmgw.wire` would choose for it, chosen beforehand; what `wire.decode` and `apply` do beyond that
+`llmgw.wire` would choose for it, chosen beforehand; what `llmgw.folding.fold` does beyond that
 is what the measurement is about. Generated, decoded and folded in pieces that go on from each
 other, so that both sides meet the same moments of a busy machine; what counts is processor time.
 """
@@ -11,9 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from llmgw import wire
+from llmgw import folding, wire
 from llmgw.core.cluster import Cluster
-from llmgw.core.fold import apply
+from llmgw.log.base import Message
 from tests.benchmarks.history import Fleet
 from tests.benchmarks.measure import Result, Turns, at_least
 
@@ -21,22 +21,24 @@ EVENTS = 1_000_000
 PIECE = 25_000
 GOAL = 0.5
 
-Log = list[tuple[str, bytes]]
-
 
 def benchmark() -> Iterator[Result]:
     """Measure, and make sure that what was folded was all there and all legal."""
     fleet, state, turns = Fleet(), Cluster(), Turns(time.process_time)
     size_bytes = 0
     for piece in range(EVENTS // PIECE):
-        log = [(subject, payload) for subject, payload, _ in fleet.take(PIECE)]
-        size_bytes += sum(len(payload) for _, payload in log)
-        readers = [(decoder(subject), payload) for subject, payload in log]
+        begin = state.sequence + 1
+        log = [
+            Message(number, number * 1_000_000, subject, payload)
+            for number, (subject, payload, _) in enumerate(fleet.take(PIECE), begin)
+        ]
+        size_bytes += sum(len(message.payload) for message in log)
+        readers = [(decoder(message.subject), message.payload) for message in log]
         if piece % 2:
             with turns.peer():
                 read(readers)
         with turns.ours():
-            fold(state, log)
+            folding.fold(state, log)
         if not piece % 2:
             with turns.peer():
                 read(readers)
@@ -47,14 +49,6 @@ def benchmark() -> Iterator[Result]:
     yield Result("fold of a million events", PIECE / turns.ours_seconds, f"events/s, {mix}", floor)
 
 
-def fold(state: Cluster, log: Log) -> None:
-    """Fold messages as a replay does."""
-    sequence = state.sequence
-    for subject, payload in log:
-        sequence += 1
-        apply(state, wire.decode(sequence, sequence * 1_000_000, subject, payload))
-
-
 def read(readers: list[tuple[Callable[[bytes], object], bytes]]) -> None:
     """Decode messages and nothing else."""
     for decode, payload in readers:
@@ -63,7 +57,7 @@ def read(readers: list[tuple[Callable[[bytes], object], bytes]]) -> None:
 
 def decoder(subject: str) -> Callable[[bytes], object]:
     """Return the decoder of the messages on a subject."""
-    route = wire._ROUTES[subject]
+    route = wire.route_of(subject)
     assert route is not None
     assert route.decode is not None
     return route.decode

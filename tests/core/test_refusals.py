@@ -80,7 +80,7 @@ IMPOSSIBLE = [
     (assigned(parts=(at(900), at(900))), "n1 device 900: too small by 4.0 GiB"),
     (
         assigned(parts=(at(1, gib=1),)),
-        f"n1 device 1: {GIB} bytes are not what m needs",
+        f"n1: {GIB} bytes are not what m needs",
     ),
 ]
 

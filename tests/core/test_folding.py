@@ -1,0 +1,85 @@
+"""The short way from bytes to state and the long one end in the same state, whatever the bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgw import wire
+from llmgw.core.cluster import Cluster
+from llmgw.core.fold import apply
+from llmgw.folding import fold
+from llmgw.log.base import Message
+from llmgw.testing.invariants import snapshot
+
+HISTORIES = sorted((Path(__file__).parent.parent / "histories").glob("*.jsonl"))
+
+
+def messages(path: Path) -> list[Message]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [
+        Message(m["sequence"], m["time_ns"], m["subject"], m["payload"].encode())
+        for m in map(json.loads, lines)
+    ]
+
+
+def one_by_one(found: list[Message]) -> Cluster:
+    state = Cluster()
+    for m in found:
+        apply(state, wire.decode(m.sequence, m.time_ns, m.subject, m.payload))
+    return state
+
+
+def at_once(found: list[Message]) -> Cluster:
+    state = Cluster()
+    fold(state, found)
+    return state
+
+
+@pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
+def test_a_recorded_history_folds_to_the_same_state_both_ways(path: Path) -> None:
+    found = messages(path)
+    assert len(found) > 10
+    assert snapshot(at_once(found)) == snapshot(one_by_one(found))
+
+
+@given(
+    path=st.sampled_from(HISTORIES),
+    places=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 10_000), st.binary())),
+    doubled=st.lists(st.integers(0, 10_000)),
+)
+def test_broken_and_doubled_messages_do_the_same_both_ways(
+    path: Path, places: list[tuple[int, int, bytes]], doubled: list[int]
+) -> None:
+    found = messages(path)
+    for which, where, put in places:
+        m = found[which % len(found)]
+        at = where % (len(m.payload) + 1)
+        payload = m.payload[:at] + put + m.payload[at + len(put) :]
+        found[which % len(found)] = Message(m.sequence, m.time_ns, m.subject, payload)
+    for which in doubled:
+        m = found[which % len(found)]
+        last = found[-1]
+        found.append(Message(last.sequence + 1, last.time_ns, m.subject, m.payload))
+    assert snapshot(at_once(found)) == snapshot(one_by_one(found))
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "elsewhere",
+        "llmgw.v1.c.event.node.n1.replica.danced",
+        "llmgw.v1.c.event.controller.replica.ready",
+        "llmgw.v1.c.command.n1",
+    ],
+)
+def test_what_is_not_a_fact_of_a_node_goes_the_long_way(subject: str) -> None:
+    found = [Message(7, 9, subject, b"{}")]
+    state = at_once(found)
+    assert (state.sequence, state.time_ns) == (7, 9)
+    assert state.unreadable + state.unknown == 1
+    assert snapshot(state) == snapshot(one_by_one(found))
