@@ -8,7 +8,7 @@ many devices failed which test. `refuses` asks `why_not` again when a decision i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -35,12 +35,29 @@ class Refused(msgspec.Struct, frozen=True):
     refusals: Mapping[str, int]
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """What one node offers an entry: a group with its rank (the lowest wins), or none."""
+
+    rank: tuple[object, ...] | None
+    group: list[Device]
+    refusals: Mapping[str, int]
+
+
 class Held:
-    """Memory in use: what the state says, and what earlier placements of one decision took."""
+    """Memory in use: what the state says, and what earlier placements of one decision took.
+
+    It also remembers what nodes answered, until something is taken or released there: of many
+    replicas of one entry only the first asks every device.
+    """
 
     def __init__(self) -> None:
         self._taken: dict[tuple[str, str], dict[str, int]] = {}
         self._released: set[str] = set()
+        self._answers: dict[tuple[str, str], dict[str, Answer]] = {}
+
+    def answers(self, entry: Entry, pattern: str) -> dict[str, Answer]:
+        """Return what nodes answered to an entry's class so far, by node; the caller adds to it."""
+        return self._answers.setdefault((entry.name, pattern), {})
 
     def holders(self, node: Node, pool: str) -> Mapping[str, int]:
         """Return which replica holds how many bytes of the pool."""
@@ -53,6 +70,7 @@ class Held:
     def release(self, replica: str) -> None:
         """Look at the cluster as if the replica were gone."""
         self._released.add(replica)
+        self._answers.clear()
 
     def take(self, state: Cluster, replica: str, parts: Iterable[PartPlacement]) -> None:
         """Count a placement that is not in the state yet."""
@@ -62,6 +80,8 @@ class Held:
                 pool = pool_of(node.devices[number])
                 taken = self._taken.setdefault((part.node, pool), {})
                 taken[replica] = taken.get(replica, 0) + part.memory_bytes
+            for answers in self._answers.values():
+                answers.pop(part.node, None)
 
     def replicas_on(self, node: Node) -> int:
         """Return how many replicas the node has, for spreading them."""
@@ -125,52 +145,62 @@ def place(state: Cluster, entry: Entry, held: Held) -> Placed | Refused:
 def _best_group(
     state: Cluster, entry: Entry, pattern: str, held: Held, refusals: Counter[str]
 ) -> tuple[Node, list[Device]] | None:
+    answers = held.answers(entry, pattern)
     best: tuple[tuple[object, ...], Node, list[Device]] | None = None
-    for node, fitting in _candidates(state, entry, pattern, held, refusals):
-        group = _group(node, fitting, entry.gpus)
-        if group is None:
-            refusals[f"fewer than {entry.gpus} free together"] += len(fitting)
-            continue
-        room = sum((d.memory_total_bytes or 0) for d in group)
-        linked = _domain(node, group) is not None
-        misplaced = linked if entry.gpus == 1 else not linked  # domains are for groups
-        rank = (misplaced, held.replicas_on(node), room, node.name)
-        if best is None or rank < best[0]:
-            best = (rank, node, group)
+    for name, node in state.nodes.items():
+        answer = answers.get(name)
+        if answer is None:
+            answer = answers[name] = _ask(node, entry, pattern, held)
+        for reason, count in answer.refusals.items():
+            refusals[reason] += count
+        if answer.rank is not None and (best is None or answer.rank < best[0]):
+            best = (answer.rank, node, answer.group)
     return None if best is None else (best[1], best[2])
 
 
-def _candidates(
-    state: Cluster, entry: Entry, pattern: str, held: Held, refusals: Counter[str]
-) -> Iterator[tuple[Node, list[Device]]]:
-    """Yield each node with the devices of the class that pass every test."""
-    for node in state.nodes.values():
-        devices = [d for d in node.devices.values() if fnmatchcase(d.device_class, pattern)]
-        out = node_refuses(node)
-        if out is not None:
-            if devices or node.inventory is None:
-                refusals[out] += len(devices) or 1
-            continue
-        fitting = []
-        for device in devices:
-            reason = why_not(node, device, entry, held)
-            if reason is None and entry.gpus > 1 and device.profile is not None:
-                reason = "a MIG instance cannot be part of a group"
-            if reason is None:
-                fitting.append(device)
-            else:
-                refusals[reason] += 1
+def _ask(node: Node, entry: Entry, pattern: str, held: Held) -> Answer:
+    """Return what a node offers: a group of the devices that pass every test, if there is one."""
+    refusals: Counter[str] = Counter()
+    fitting = _fitting(node, entry, pattern, held, refusals)
+    group = _group(node, fitting, entry.gpus) if fitting else None
+    if group is None:
         if fitting:
-            yield node, fitting
+            refusals[f"fewer than {entry.gpus} free together"] += len(fitting)
+        return Answer(None, [], refusals)
+    room = sum((d.memory_total_bytes or 0) for d in group)
+    linked = _domain(node, group) is not None
+    misplaced = linked if entry.gpus == 1 else not linked  # domains are for groups
+    return Answer((misplaced, held.replicas_on(node), room, node.name), group, refusals)
+
+
+def _fitting(
+    node: Node, entry: Entry, pattern: str, held: Held, refusals: Counter[str]
+) -> list[Device]:
+    devices = [d for d in node.devices.values() if fnmatchcase(d.device_class, pattern)]
+    out = node_refuses(node)
+    if out is not None:
+        if devices or node.inventory is None:
+            refusals[out] += len(devices) or 1
+        return []
+    fitting = []
+    for device in devices:
+        reason = why_not(node, device, entry, held)
+        if reason is None and entry.gpus > 1 and device.profile is not None:
+            reason = "a MIG instance cannot be part of a group"
+        if reason is None:
+            fitting.append(device)
+        else:
+            refusals[reason] += 1
+    return fitting
 
 
 def _domain(node: Node, group: list[Device]) -> str | None:
     """Return the NVLink domain that all devices of the group are in, if there is one."""
     if node.inventory is None:
         return None
-    domains = {c.index: c.nvlink_domain for c in node.inventory.cards}
-    found = {domains.get(d.card) if d.card is not None else None for d in group}
-    return found.pop() if len(found) == 1 else None
+    indexes = {d.card for d in group}
+    found = {c.nvlink_domain for c in node.inventory.cards if c.index in indexes}
+    return found.pop() if len(found) == 1 and None not in indexes else None
 
 
 def _group(node: Node, fitting: list[Device], size: int) -> list[Device] | None:
