@@ -8,10 +8,12 @@ then carries out the other effects. It goes on without the log: events wait in t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import signal
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import anyio
 import msgspec
@@ -26,14 +28,15 @@ from llmgw.core.memory import Memory, Policy
 from llmgw.core.node import NodeMachine
 from llmgw.core.records import Record
 from llmgw.core.telemetry import NodeSample
-from llmgw.errors import DataFolderError, LlmgwError
+from llmgw.errors import BackendUnavailable, DataFolderError, LlmgwError
 from llmgw.folder import held
+from llmgw.hardware.discover import HardwareSettings, discover
 from llmgw.hardware.host import boot_id
 from llmgw.log.base import LogRewound
 from llmgw.log.jetstream import JetStreamLog, connect
 from llmgw.outbox import Outbox, open_outbox
 from llmgw.replay import records
-from llmgw.sample import Sampler, now
+from llmgw.sample import Sampler, hardware_settings, now, simulated_hardware
 from llmgw.settings import Settings, nats_url
 from llmgw.supervise import Supervisor
 
@@ -41,16 +44,42 @@ TICK_SECONDS = 0.1
 RETRY_SECONDS = 1.0
 LAST_WORDS_SECONDS = 5.0
 
+SIMULATED_FOLDER = "simulated"
+
 log = structlog.get_logger()
+
+
+class CommandsAlone(Supervisor):
+    """The engines of a simulated node: it has no hardware, so only programs that need none."""
+
+    async def carry_out(self, effect: s.Effect) -> None:
+        """Refuse to start what would look for the cards; else as on any node."""
+        if isinstance(effect, s.SpawnEngine) and effect.assignment.entry.engine != "command":
+            reason = (
+                f"this node is simulated and cannot run {effect.assignment.entry.engine}: it starts"
+                " entries with `engine: command` alone. Place the model on a real node, or give a"
+                " command that stands for it"
+            )
+            self._report(s.SpawnFailed(effect.start, reason))
+            return
+        await super().carry_out(effect)
 
 
 class Agent:
     """One running agent. Made and run by `run_agent`."""
 
     def __init__(
-        self, settings: Settings, outbox: Outbox, machine: NodeMachine, boot_id: str
+        self,
+        settings: Settings,
+        folder: Path,
+        hardware: HardwareSettings,
+        outbox: Outbox,
+        machine: NodeMachine,
+        boot_id: str,
     ) -> None:
         self._settings = settings
+        self._folder = folder
+        self._hardware = hardware
         self._boot_id = boot_id.encode()
         self._outbox = outbox
         self._machine = machine
@@ -67,23 +96,31 @@ class Agent:
         identity: str,
         rebooted: bool,
         signals: AsyncIterator[signal.Signals],
+        hangups: AsyncIterator[signal.Signals],
         stop_engines: bool,
     ) -> None:
         """Run until the brain says that the agent may leave."""
         settings = self._settings
         async with anyio.create_task_group() as tasks:
-            folder = settings.data / "agent" / "engines"
-            self._supervisor = Supervisor(
-                identity, folder, settings.host, settings, tasks, self._inputs.put_nowait
+            simulated = self._hardware.capture_from is not None
+            supervisor = CommandsAlone if simulated else Supervisor
+            self._supervisor = supervisor(
+                identity,
+                self._folder / "engines",
+                settings.host,
+                settings,
+                tasks,
+                self._inputs.put_nowait,
             )
             sampler = Sampler(
                 settings,
+                self._hardware,
                 self._session,
                 self._inputs.put_nowait,
                 self._send_sample,
                 self._supervisor.own_pids,
             )
-            inventory = await sampler.first_look()
+            inventory = await sampler.look()
             found = await self._supervisor.find(_started(self._machine.memory))
             self._inputs.put_nowait(s.AgentStarted(found, rebooted, inventory))
             for loop in (
@@ -97,6 +134,7 @@ class Agent:
             ):
                 tasks.start_soon(loop)
             tasks.start_soon(self._hear_signals, signals, stop_engines)
+            tasks.start_soon(self._hear_hangups, hangups, sampler)
             await self._left.wait()
             await self._say_last_words()
             tasks.cancel_scope.cancel()
@@ -159,6 +197,11 @@ class Agent:
         async for number in signals:
             log.info("agent_leaving", signal=number.name, stop_engines=stop_engines)
             self._inputs.put_nowait(s.ShutdownRequested(stop_engines))
+
+    async def _hear_hangups(self, hangups: AsyncIterator[signal.Signals], sampler: Sampler) -> None:
+        async for number in hangups:
+            log.info("hardware_looked_at_again", signal=number.name)
+            sampler.look_again()
 
     # --- the log -----------------------------------------------------------------------------
 
@@ -299,16 +342,25 @@ def policy_of(settings: Settings) -> Policy:
     return Policy(first_port=ports[0], last_port=ports[-1], address=settings.host)
 
 
-async def run_agent(settings: Settings, *, stop_engines: bool = False) -> None:
+async def run_agent(
+    settings: Settings, *, stop_engines: bool = False, capture: Path | None = None
+) -> None:
     """Run the agent of this machine until it is told to leave (SIGTERM, SIGINT).
 
     With `stop_engines` its engines end first; else they go on, and the next agent adopts them.
-    Raises `DataFolderError` when the data folder cannot be used or another agent uses it.
+    With `capture` the node is simulated: it has what a captured folder holds, and starts only
+    entries that bring their own command. Raises `DataFolderError` when the data folder cannot be
+    used or another agent uses it, and `UsageError` when the folder holds no capture.
     """
-    folder = settings.data / "agent"
+    folder, hardware = settings.data / "agent", hardware_settings(settings)
+    if capture is not None:
+        folder = simulated_folder(settings)
+        hardware = simulated_hardware(settings.node, capture)
+        await _check_capture(hardware)
     # From the very start: a signal while the agent comes up must not leave its engines behind.
     with (
         hearing_signals() as signals,
+        anyio.open_signal_receiver(signal.SIGHUP) as hangups,
         held(folder, "agent"),
     ):
         async with open_outbox(folder) as outbox:
@@ -316,14 +368,28 @@ async def run_agent(settings: Settings, *, stop_engines: bool = False) -> None:
             boot = await outbox.kept("boot_id")
             this_boot = boot_id() or "unknown"
             started = e.NodeStarted(
-                boot_id=this_boot, agent_version=__version__, address=settings.host
+                boot_id=this_boot,
+                agent_version=__version__,
+                address=settings.host,
+                simulated=capture is not None,
             )
-            memory = _memory(await outbox.kept("memory"))
-            agent = Agent(
-                settings, outbox, NodeMachine(memory, policy_of(settings), started), this_boot
+            machine = NodeMachine(
+                _memory(await outbox.kept("memory")), policy_of(settings), started
             )
+            agent = Agent(settings, folder, hardware, outbox, machine, this_boot)
             rebooted = boot is not None and boot.decode() != this_boot
-            await agent.run(identity, rebooted, signals, stop_engines)
+            await agent.run(identity, rebooted, signals, hangups, stop_engines)
+
+
+def simulated_folder(settings: Settings) -> Path:
+    """Return where a simulated node keeps what the agent of a real one keeps in `agent`."""
+    return settings.data / SIMULATED_FOLDER / settings.node
+
+
+async def _check_capture(hardware: HardwareSettings) -> None:
+    """Refuse a folder that is no capture. One of a machine that failed is one."""
+    with contextlib.suppress(BackendUnavailable):
+        await discover(hardware)
 
 
 def _memory(stored: bytes | None) -> Memory:

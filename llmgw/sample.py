@@ -3,23 +3,28 @@
 Measuring and the sign of life are two loops on purpose. A driver that hangs delays the first, and
 the second goes on, saying that nothing was measured. What was measured once is never sent twice:
 a frozen value must not look alive.
+
+A simulated node is measured as any other, with a captured folder in place of the hardware.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 import anyio
 import structlog
 
 from llmgw.core import stimuli as s
 from llmgw.core.telemetry import NodeSample
-from llmgw.errors import BackendUnavailable
+from llmgw.errors import LlmgwError
 from llmgw.hardware.discover import HardwareSettings, discover
 from llmgw.hardware.shapes import readings, shape
 from llmgw.hardware.types import Inventory, Readings
 from llmgw.settings import Settings
+
+FIRST_RETRY_SECONDS = 1.0
 
 log = structlog.get_logger()
 
@@ -35,19 +40,28 @@ def hardware_settings(settings: Settings) -> HardwareSettings:
     )
 
 
+def simulated_hardware(node: str, capture: Path) -> HardwareSettings:
+    """Return how a node that is simulated from a captured folder is discovered.
+
+    This machine's own settings say nothing about it, and its processor is none of that node's.
+    """
+    return HardwareSettings(node=node, capture_from=capture)
+
+
 class Sampler:
     """Measures one node. `report` takes inputs for the brain, `send` takes samples."""
 
     def __init__(
         self,
         settings: Settings,
+        hardware: HardwareSettings,
         session: str,
         report: Callable[[s.Input], None],
         send: Callable[[NodeSample], Awaitable[None]],
         own_pids: Callable[[], Awaitable[frozenset[int]]],
     ) -> None:
         self._settings = settings
-        self._hardware = hardware_settings(settings)
+        self._hardware = hardware
         self._session = session
         self._report = report
         self._send = send
@@ -55,26 +69,44 @@ class Sampler:
         self._fresh: Readings | None = None
         self._error: str | None = None
         self._fallback: str | None = None
+        self._asked = anyio.Event()
+        self._seen = False
+        self._failures = 0
 
-    async def first_look(self) -> Inventory | None:
+    def look_again(self) -> None:
+        """Have the hardware discovered at once rather than at its time."""
+        self._asked.set()
+
+    async def look(self) -> Inventory | None:
         """Return the node's shape, or `None` when no backend could tell it: never an empty one."""
         try:
             inventory = await discover(self._hardware)
-        except BackendUnavailable as error:
+        except LlmgwError as error:
             self._fail(error)
             return None
-        self._fresh, self._error = readings(inventory), None
+        self._fresh, self._error, self._seen = readings(inventory), None, True
         self._say_fallback(inventory)
         return shape(inventory)
 
     async def measure(self) -> None:
         """Measure for ever, and report changes of the shape and every sample."""
         while True:
-            await anyio.sleep(self._settings.sample_seconds)
-            seen = await self.first_look()
+            with anyio.move_on_after(self._pause_seconds()):
+                await self._asked.wait()
+            self._asked = anyio.Event()
+            seen = await self.look()
             if seen is not None and self._fresh is not None:
                 self._report(s.InventoryTaken(seen))
                 self._report(s.SampleTaken(self._fresh, await self._own_pids()))
+
+    def _pause_seconds(self) -> float:
+        """Until hardware was seen for the first time it is looked for again soon."""
+        regular = self._settings.sample_seconds
+        if self._seen:
+            return regular
+        # Bounded before it grows beyond what a float holds.
+        soon = FIRST_RETRY_SECONDS * 2.0 ** min(self._failures - 1, 12)
+        return min(regular, soon)
 
     async def beat(self) -> None:
         """Send a sign of life for ever, with what was measured since the last one."""
@@ -97,7 +129,8 @@ class Sampler:
             self._fallback = inventory.fallback_from
             log.warning("hardware_fallback", backend=inventory.backend, reason=self._fallback)
 
-    def _fail(self, error: BackendUnavailable) -> None:
+    def _fail(self, error: LlmgwError) -> None:
+        self._failures += 1
         text = str(error)
         if text != self._error:
             log.error("hardware_unreadable", reason=text)

@@ -106,7 +106,7 @@ def _servers(value: object) -> str:
     for server in servers:
         parts = urlsplit(server)
         if (
-            parts.scheme not in {"nats", "tls", "ws", "wss"}
+            parts.scheme not in {"nats", "tls"}
             or not parts.hostname
             or parts.port == 0
         ):
@@ -120,7 +120,7 @@ _PROGRAM = Kind(_program, "a program's name or path")
 KINDS: Mapping[str, Kind] = {
     "node": _NAME,
     "data": Kind(_path, "a folder"),
-    "nats_url": Kind(_servers, "nats://HOST:PORT (or tls, ws, wss), several with commas between"),
+    "nats_url": Kind(_servers, "nats://HOST:PORT (or tls), several with commas between"),
     "cluster": _NAME,
     "backend": _one_of("auto", "nvml", "nvidia-smi", "cpu"),
     "cpu_device": Kind(_switch, "true or false"),

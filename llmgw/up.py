@@ -3,6 +3,7 @@
 It runs an embedded nats-server (unless one is named), a controller and an agent as children, has
 the catalog applied, and tells what happens by following the log like any other reader. Stopped
 cleanly it ends the engines first; started again on the same data it goes on where it was.
+Simulated nodes, each an agent on a captured folder, run beside the real one when asked for.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import anyio
@@ -20,35 +21,63 @@ import structlog
 from llmgw.catalog.entries import Catalog
 from llmgw.catalog.load import load
 from llmgw.children import Child
-from llmgw.errors import LlmgwError, UsageError
+from llmgw.errors import BackendUnavailable, LlmgwError, UsageError
 from llmgw.folder import held, unusable
+from llmgw.hardware.discover import discover
 from llmgw.log.embedded import EmbeddedServer, embedded_server
 from llmgw.log.jetstream import connect
+from llmgw.sample import simulated_hardware
 from llmgw.settings import ENDPOINT_FILE, NAMES, Settings
 from llmgw.telling import say, tell
 
 AGENT_GRACE_SECONDS = 60.0
 CONTROLLER_GRACE_SECONDS = 10.0
 SERVER_PAUSE_SECONDS = 2.0
+MOST_SIMULATED = 50
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 log = structlog.get_logger()
 
 
-async def run_up(settings: Settings, catalog: Path | None) -> None:
+async def run_up(
+    settings: Settings,
+    catalog: Path | None,
+    captures: Sequence[Path] = (),
+    copies: int = 1,
+) -> None:
     """Run a whole cluster on this machine until SIGINT or SIGTERM.
 
-    Raises `CatalogError` before anything is started, and `DataFolderError` when the data folder
-    cannot be used or another `llmgw up` uses it.
+    `captures` are folders to simulate nodes from, each so many times. Raises `CatalogError` and
+    `UsageError` before anything is started, and `DataFolderError` when the data folder cannot be
+    used or another `llmgw up` uses it.
     """
+    simulated = await _simulated(settings, captures, copies)
     wanted = load(catalog).catalog if catalog is not None else None
     with held(settings.data, "llmgw up"):
         async with _server(settings) as (url, server):
             _write_endpoint(settings.data, url)
             try:
-                await _run(settings, url, server, wanted, catalog)
+                await _run(settings, url, server, wanted, catalog, simulated)
             finally:
                 (settings.data / ENDPOINT_FILE).unlink(missing_ok=True)
+
+
+async def _simulated(settings: Settings, captures: Sequence[Path], copies: int) -> dict[str, Path]:
+    """Return the captured folder of each simulated node; a copy more renames none of before."""
+    number = len(captures) * copies
+    if number > MOST_SIMULATED:
+        raise UsageError(
+            f"--simulate with --copies {copies} asks for {number} simulated nodes, and one machine"
+            f" runs at most {MOST_SIMULATED}, each a process of its own: ask for fewer copies"
+        )
+    folders = [folder.absolute() for folder in captures] * copies
+    nodes = {f"sim-{place}": folder for place, folder in enumerate(folders, 1)}
+    if settings.node in nodes:
+        raise UsageError(f"--node {settings.node} is the name of a simulated node: choose another")
+    for node, folder in list(nodes.items())[: len(captures)]:
+        with contextlib.suppress(BackendUnavailable):  # a machine that failed is simulated too
+            await discover(simulated_hardware(node, folder))
+    return nodes
 
 
 @contextlib.asynccontextmanager
@@ -90,48 +119,88 @@ async def _run(
     server: EmbeddedServer | None,
     catalog: Catalog | None,
     file: Path | None,
+    simulated: dict[str, Path],
 ) -> None:
     found = await connect(url, settings.cluster, name="llmgw up")
-    controller, agent = _children(settings, url)
+    controller, agents = _children(settings, url, simulated)
     say(f"log: {found.url}, data: {settings.data}")
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(controller.keep)
-            tasks.start_soon(agent.keep)
+            for agent in agents:
+                tasks.start_soon(agent.keep)
             if server is not None:
                 tasks.start_soon(_keep_server, server)
             tasks.start_soon(tell, settings, found, catalog, file)
             await _until_told_to_stop()
             say("stopping: engines first")
-            if not await agent.finish(AGENT_GRACE_SECONDS):
-                say(f"the agent did not end in good order, engines may run on: {agent.log_file}")
+            await _finish(agents)
             await controller.stop(CONTROLLER_GRACE_SECONDS)
             tasks.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True):
-            await agent.finish(AGENT_GRACE_SECONDS)
+            await _finish(agents)
             await controller.stop(CONTROLLER_GRACE_SECONDS)
             await found.close()
     say("stopped")
 
 
-def _children(settings: Settings, url: str) -> tuple[Child, Child]:
-    """Return controller and agent, with every setting in force handed to them."""
-    values = {name: getattr(settings, name) for name in NAMES} | {"nats_url": url}
-    environment = {
-        f"LLMGW_{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in values.items()
-        if value is not None
-    }
+async def _finish(agents: Sequence[Child]) -> None:
+    """End agents with their engines, all at once, and say which did not end in good order."""
+
+    async def finish(agent: Child) -> None:
+        if not await agent.finish(AGENT_GRACE_SECONDS):
+            say(f"{agent.name} did not end in good order, engines may run on: {agent.log_file}")
+
+    async with anyio.create_task_group() as tasks:
+        for agent in agents:
+            tasks.start_soon(finish, agent)
+
+
+def _children(
+    settings: Settings, url: str, simulated: dict[str, Path]
+) -> tuple[Child, list[Child]]:
+    """Return controller and agents, with every setting in force handed to them.
+
+    Each agent has ports of its own: two that are told to start engines at the same moment would
+    both find the first port free.
+    """
+    ranges = _port_ranges(settings, 1 + len(simulated))
     folder = settings.data / "logs"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unusable(settings.data, error) from error
-    return (
-        Child("controller", ["controller", "run"], environment, folder),
-        Child("agent", ["agent", "run", "--stop-engines"], environment, folder),
-    )
+    run = ["agent", "run", "--stop-engines"]
+    environment = _environment(settings, url) | {"LLMGW_PORT_RANGE": ranges[0]}
+    agents = [Child("agent", run, environment, folder)]
+    for (node, capture), ports in zip(simulated.items(), ranges[1:], strict=True):
+        arguments = [*run, "--from", str(capture), "--node", node]
+        own = environment | {"LLMGW_NODE": node, "LLMGW_PORT_RANGE": ports}
+        agents.append(Child(f"agent-{node}", arguments, own, folder))
+    return Child("controller", ["controller", "run"], environment, folder), agents
+
+
+def _environment(settings: Settings, url: str) -> dict[str, str]:
+    values = {name: getattr(settings, name) for name in NAMES} | {"nats_url": url}
+    return {
+        f"LLMGW_{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _port_ranges(settings: Settings, number: int) -> list[str]:
+    """Return the ports that engines may have, as so many ranges. Raises `UsageError`."""
+    ports = settings.ports
+    each = len(ports) // number
+    if each == 0:
+        raise UsageError(
+            f"the port range {settings.port_range} is too small for {number} nodes on one machine:"
+            " widen it with LLMGW_PORT_RANGE"
+        )
+    starts = [ports[place * each] for place in range(number)]
+    return [f"{start}-{start + each - 1}" for start in starts]
 
 
 async def _keep_server(server: EmbeddedServer) -> None:

@@ -39,6 +39,14 @@ def run(
     stop_engines: Annotated[
         bool, typer.Option("--stop-engines", help="Stop the engines when the agent ends.")
     ] = False,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Simulate the machine of a captured folder, as the node that --node names.",
+            show_default=False,
+        ),
+    ] = None,
     node: NodeName = None,
     nats_url: NatsUrl = None,
     cluster: ClusterName = None,
@@ -47,14 +55,17 @@ def run(
 ) -> None:
     """Run what the controller assigns to this machine, and report on it.
 
-    Engines go on serving when the agent ends, and are adopted when it comes back.
+    Engines go on serving when the agent ends, and are adopted when it comes back. SIGHUP has the
+    hardware looked at again at once.
     """
     import asyncio
 
     from llmgw.agent import run_agent
 
+    if source is not None and node is None:
+        raise UsageError("a simulated node is not this machine: name it with --node NAME")
     settings = service_settings(config, node=node, nats_url=nats_url, cluster=cluster, data=data)
-    asyncio.run(run_agent(settings, stop_engines=stop_engines))
+    asyncio.run(run_agent(settings, stop_engines=stop_engines, capture=source))
 
 
 @app.command()

@@ -13,6 +13,7 @@ import typer
 
 from llmgw import __version__
 from llmgw.cli import agent, catalog, config, controller, ctl, schemas
+from llmgw.cli.doctor import doctor
 from llmgw.cli.up import up
 from llmgw.errors import LlmgwError
 
@@ -24,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(up)
+app.command()(doctor)
 app.add_typer(agent.app, name="agent")
 app.add_typer(controller.app, name="controller")
 app.add_typer(ctl.app, name="ctl")

@@ -23,6 +23,16 @@ def up(
             show_default=False,
         ),
     ] = None,
+    simulate: Annotated[
+        str | None,
+        typer.Option(
+            help="DIR[,DIR…]: captured folders, each a simulated node beside this machine's.",
+            show_default=False,
+        ),
+    ] = None,
+    copies: Annotated[
+        int, typer.Option(min=1, help="How many nodes to simulate from each folder.")
+    ] = 1,
     node: NodeName = None,
     cluster: ClusterName = None,
     config: Config = None,
@@ -38,4 +48,5 @@ def up(
             note(warning)
     from llmgw.up import run_up
 
-    asyncio.run(run_up(settings, catalog))
+    folders = [Path(folder) for folder in (simulate or "").split(",") if folder]
+    asyncio.run(run_up(settings, catalog, folders, copies))

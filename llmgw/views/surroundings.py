@@ -1,0 +1,120 @@
+"""What doctor finds around the hardware: engines, log server, clock, disk, limits, ports.
+
+Pure; `llmgw.doctor` measures and calls it. As in `findings`, a fault is what keeps something from
+running, and a warning what will hurt one day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from llmgw.hardware.types import Inventory
+from llmgw.views.findings import GIB, Finding
+
+MIB = 2**20
+LEAST_FREE_BYTES = 256 * MIB
+LITTLE_FREE_BYTES = 2 * GIB
+FEW_FILES = 4096
+LARGEST_OFFSET_SECONDS = 1.0
+
+
+class EngineFact(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine: how it is run here, or why it is not.
+
+    `named` says that a setting names the program. `lists` are the devices that the program itself
+    says it sees, absent where it was not asked.
+    """
+
+    name: str
+    program: str | None = None
+    version: str | None = None
+    problem: str = ""
+    named: bool = False
+    lists: tuple[str, ...] | None = None
+
+
+def engine_findings(engines: Sequence[EngineFact], inventory: Inventory | None) -> list[Finding]:
+    """Return one finding for each engine. One of several that is not there is no trouble."""
+    some = any(engine.program for engine in engines)
+    return [_engine_finding(engine, inventory, some) for engine in engines]
+
+
+def _engine_finding(engine: EngineFact, inventory: Inventory | None, some: bool) -> Finding:
+    check = f"engine {engine.name}"
+    if engine.program is None and engine.named:
+        return Finding(
+            check, "fault", engine.problem, "correct or remove the setting that names it"
+        )
+    if engine.program is None:
+        installs = f"install it only if a catalog has `engine: {engine.name}` for this node"
+        return Finding(check, "ok" if some else "warning", engine.problem, installs)
+    detail = f"{engine.program}, version {engine.version or 'not told'}"
+    gpus = [device for device in inventory.devices if device.card is not None] if inventory else []
+    if engine.name == "vllm" and any(device.profile for device in gpus):
+        detail += "; vLLM that reads CUDA_VISIBLE_DEVICES as numbers cannot open a MIG instance"
+        do = "give MIG classes to another engine, or try one replica first"
+        return Finding(check, "warning", detail, do)
+    if gpus and engine.lists == ():
+        detail += "; it sees no GPU and would serve from the processor"
+        return Finding(check, "warning", detail, "set LLMGW_LLAMA_SERVER to a build with CUDA")
+    if engine.lists:
+        detail += f"; it sees {', '.join(engine.lists)}"
+    return Finding(check, "ok", detail)
+
+
+def clock_finding(offset_seconds: float | None, doubt_seconds: float) -> Finding:
+    """Return how far this clock is from the log server's, give or take `doubt_seconds`."""
+    if offset_seconds is None:
+        return Finding("clock", "unknown", "the log server does not tell its time")
+    detail = f"{offset_seconds:+.3f} s from the log server's, ± {doubt_seconds:.3f} s"
+    if abs(offset_seconds) - doubt_seconds > LARGEST_OFFSET_SECONDS:
+        do = "timedatectl set-ntp true, on this machine and on the server's"
+        return Finding("clock", "warning", f"{detail}: times that are shown mislead", do)
+    return Finding("clock", "ok", detail)
+
+
+def disk_finding(folder: str, free_bytes: int, problem: str | None) -> Finding:
+    """Return whether the data folder can be written and has room."""
+    if problem is not None:
+        do = "set LLMGW_DATA (or --data) to a folder that this user may write"
+        return Finding("data folder", "fault", f"{folder}: {problem}", do)
+    detail = f"{folder} can be written, {free_bytes / GIB:.1f} GiB free"
+    do = f"df -h {folder}: make room"
+    if free_bytes < LEAST_FREE_BYTES:
+        return Finding("data folder", "fault", f"{detail}: too little to keep events", do)
+    if free_bytes < LITTLE_FREE_BYTES:
+        return Finding("data folder", "warning", detail, do)
+    return Finding("data folder", "ok", detail)
+
+
+def files_finding(soft: int | None, hard: int | None) -> Finding:
+    """Return whether enough files may be open at once; `None` is no limit."""
+    if soft is None or soft >= FEW_FILES:
+        return Finding("open files", "ok", "no limit" if soft is None else f"{soft} at once")
+    raised = "no limit" if hard is None else str(hard)
+    detail = (
+        f"{soft} at once (it can be raised to {raised}); engines with many connections need more"
+    )
+    do = "ulimit -n 65536, or LimitNOFILE=65536 in the unit of systemd"
+    return Finding("open files", "warning", detail, do)
+
+
+def ports_finding(
+    host: str, ports: range, taken: int, outgoing: range | None, problem: str | None
+) -> Finding:
+    """Return whether engines can be given ports. `outgoing` are those that the kernel hands out."""
+    where = f"{ports[0]}-{ports[-1]} on {host}"
+    other = "set LLMGW_PORT_RANGE to another range"
+    if problem is not None:
+        do = "set LLMGW_HOST to an address of this machine"
+        return Finding("ports", "fault", f"{host}: {problem}", do)
+    if taken == len(ports):
+        do = f"ss -ltnp shows who has them; {other}"
+        return Finding("ports", "fault", f"all of {where} are taken", do)
+    detail = f"{len(ports) - taken} of {len(ports)} are free, {where}"
+    if outgoing is not None and ports[0] < outgoing.stop and outgoing.start <= ports[-1]:
+        detail += f"; the kernel gives {outgoing[0]}-{outgoing[-1]} to outgoing connections"
+        return Finding("ports", "warning", detail, other)
+    return Finding("ports", "ok", detail)
