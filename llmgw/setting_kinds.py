@@ -105,11 +105,7 @@ def _servers(value: object) -> str:
     servers = [server.strip() for server in _text(value).split(",")]
     for server in servers:
         parts = urlsplit(server)
-        if (
-            parts.scheme not in {"nats", "tls"}
-            or not parts.hostname
-            or parts.port == 0
-        ):
+        if parts.scheme not in {"nats", "tls"} or not parts.hostname or parts.port == 0:
             raise ValueError
     return ",".join(servers)
 

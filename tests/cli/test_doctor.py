@@ -188,9 +188,6 @@ def test_a_server_that_is_away_or_has_no_jetstream_is_a_fault(
     assert (code, found["NATS"]["state"]) == (4, "fault")
     assert "secret" not in str(found)
 
-    code, found = doctor(LLMGW_NATS_URL="wss://127.0.0.1:1")
-    assert (code, found["NATS"]["state"]) == (4, "fault")
-
     command = tethered([server_program(), "-a", "127.0.0.1", "-p", "-1"])
     process = subprocess.Popen(
         [*command, "--ports_file_dir", str(tmp_path)], stderr=subprocess.DEVNULL
