@@ -130,19 +130,30 @@ def kill_marked(marker: Marker, deadline_seconds: float) -> bool:
     the marker, before it lets go of its devices.
     """
     deadline = time.monotonic() + deadline_seconds
-    while time.monotonic() < deadline:
-        with ExitStack() as opened:
-            killed = []
-            for process in marked_processes(marker.agent):
-                if process.marker.start == marker.start:
-                    with suppress(ProcessLookupError):
-                        killed.append(opened.enter_context(pidfd(process.pid)))
-            if not killed:
-                return True
-            signal_marked(marker, signal.SIGKILL)
-            for descriptor in killed:
-                _wait_for_end(descriptor, deadline - time.monotonic())
-    return False
+    looks_in_vain = 0
+    while looks_in_vain < 2:  # a process that just becomes another program shows no marker
+        if time.monotonic() > deadline:
+            return False
+        if _kill_seen(marker, deadline):
+            looks_in_vain = 0
+        else:
+            looks_in_vain += 1
+            time.sleep(_PAUSE_SECONDS)
+    return True
+
+
+def _kill_seen(marker: Marker, deadline: float) -> int:
+    """Kill the processes of a start that are there now, wait for them, and return how many."""
+    with ExitStack() as opened:
+        killed = []
+        for process in marked_processes(marker.agent):
+            if process.marker.start == marker.start:
+                with suppress(ProcessLookupError):
+                    killed.append(opened.enter_context(pidfd(process.pid)))
+        signal_marked(marker, signal.SIGKILL)
+        for descriptor in killed:
+            _wait_for_end(descriptor, deadline - time.monotonic())
+        return len(killed)
 
 
 def kill_group(child: int, deadline_seconds: float) -> bool:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import nats
 import pytest
 
 from llmgw.errors import LlmgwError, LogUnreachable, UsageError
-from llmgw.log.base import LogRewound
+from llmgw.log.base import LogRewound, Message
 from llmgw.log.embedded import EmbeddedServer, embedded_server
 from llmgw.log.jetstream import JetStreamLog, connect
 from llmgw.log.reader import MOST_OUTSTANDING
@@ -234,6 +234,12 @@ async def test_closing_does_not_wait_for_a_hung_server(
     assert {type(outcome) for outcome in outcomes} == {LogUnreachable}
 
 
+async def read_up_to(sequence: int, reader: AsyncIterator[Sequence[Message]]) -> None:
+    """Take batches, however they are cut, until `sequence` has come."""
+    while (await anext(reader))[-1].sequence < sequence:
+        pass
+
+
 async def test_a_wiped_server_is_set_up_again_and_followers_are_told(
     server: EmbeddedServer, at: Subjects, tmp_path: Path
 ) -> None:
@@ -241,7 +247,7 @@ async def test_a_wiped_server_is_set_up_again_and_followers_are_told(
         await log.append_many(numbered(at.event(), 10))
         created_ns = (await log.bounds()).created_ns
         reader = log.follow()
-        await anext(reader)
+        await read_up_to(10, reader)
         waiting = asyncio.ensure_future(anext(reader))
         await server.stop()
         await asyncio.to_thread(shutil.rmtree, tmp_path / "nats" / "jetstream")
@@ -258,7 +264,7 @@ async def test_another_log_in_the_same_place_is_not_taken_for_the_old_one(
     async with log_on(server, at) as log:
         await log.append_many(numbered(at.event(), 10))
         reader = log.follow()
-        await anext(reader)
+        await read_up_to(10, reader)
         await server.stop()
         await asyncio.to_thread(shutil.rmtree, tmp_path / "nats" / "jetstream")
         await server.start()
