@@ -130,9 +130,9 @@ class Agent:
                 self._send_events,
                 self._follow_commands,
                 sampler.measure,
-                sampler.beat,
             ):
                 tasks.start_soon(loop)
+            tasks.start_soon(self._beat, sampler)
             tasks.start_soon(self._hear_signals, signals, stop_engines)
             tasks.start_soon(self._hear_hangups, hangups, sampler)
             await self._left.wait()
@@ -307,10 +307,14 @@ class Agent:
         else:
             log.error("command_unreadable", sequence=record.sequence, body=repr(body)[:300])
 
+    async def _beat(self, sampler: Sampler) -> None:
+        await self._reached()  # the first sign of life must not go to nobody
+        await sampler.beat()
+
     async def _send_sample(self, sample: NodeSample) -> None:
-        if self._log is not None:
-            message = wire.encode_sample(self._settings.cluster, sample, time=now())
-            await self._log.publish_sample(message.subject, message.payload)
+        found = await self._reached()
+        message = wire.encode_sample(self._settings.cluster, sample, time=now())
+        await found.publish_sample(message.subject, message.payload)
 
     async def _say_last_words(self) -> None:
         """Give the last events a moment to reach the log; what does not stays in the outbox."""

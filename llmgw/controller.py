@@ -25,7 +25,7 @@ from llmgw.core import events as e
 from llmgw.core.cluster import Cluster
 from llmgw.core.commands import SetAssignments
 from llmgw.core.decide import decide
-from llmgw.errors import AppendRefused, LlmgwError, LogUnreachable
+from llmgw.errors import AppendRefused, LlmgwError, LogUnreachable, MalformedRecord
 from llmgw.folding import fold
 from llmgw.log.base import LogRewound
 from llmgw.log.jetstream import JetStreamLog, connect
@@ -58,6 +58,7 @@ class Controller:
         self._newest_sample: dict[str, int] = {}
         self._heard: dict[str, float] = {}
         self._counting_since = 0.0
+        self._facts: dict[str, int] = {}
 
     async def run(self) -> None:
         """Run for ever. Raises `LogRewound` when the log is not the one that was folded."""
@@ -154,11 +155,17 @@ class Controller:
     async def _command(self, commands: list[SetAssignments]) -> None:
         self._check_lease()
         cluster = self._settings.cluster
-        messages = [wire.encode_command(cluster, c, time=now()) for c in commands]
+        messages = []
         for command in commands:
-            log.info("command", node=command.node, revision=command.revision)
-        sequences = await self._log.append_many(messages)
-        await self._until_folded(sequences[-1])
+            try:
+                messages.append(wire.encode_command(cluster, command, time=now()))
+            except MalformedRecord as error:  # of one node; the others are told all the same
+                log.error("command_too_large", node=command.node, reason=str(error))  # noqa: TRY400
+            else:
+                log.info("command", node=command.node, revision=command.revision)
+        if messages:
+            sequences = await self._log.append_many(messages)
+            await self._until_folded(sequences[-1])
 
     def _check_lease(self) -> None:
         """A controller that slept past its lease finds out here, before it says anything."""
@@ -200,6 +207,7 @@ class Controller:
         more likely on this side: nobody is lost then, and every deadline starts again.
         """
         self._counting_since = woke = time.monotonic()
+        self._facts = {node.name: node.heard_ns for node in self.state.nodes.values()}
         while True:
             await anyio.sleep(WATCH_SECONDS)
             late = time.monotonic() - woke - WATCH_SECONDS > PAUSED_SECONDS
@@ -214,6 +222,7 @@ class Controller:
     def _noted(self, moment: float) -> list[e.ControllerEvent]:
         limit = self._settings.node_lost_seconds
         nodes = [node for node in self.state.nodes.values() if node.started]
+        self._hear_facts(moment)
         heard = {node.name: self._heard.get(node.name, -math.inf) for node in nodes}
         silent = {node.name: moment - max(heard[node.name], self._counting_since) for node in nodes}
         lost = [n.name for n in nodes if not n.lost and silent[n.name] > limit]
@@ -227,6 +236,13 @@ class Controller:
             *(e.NodeLost(term=term, node=n, silent_seconds=round(silent[n], 1)) for n in lost),
             *(e.NodeReturned(term=term, node=n) for n in back),
         ]
+
+    def _hear_facts(self, moment: float) -> None:
+        """A fact is a sign of life as much as a sample is, and a new node's first one."""
+        for node in self.state.nodes.values():
+            if self._facts.get(node.name) != node.heard_ns:
+                self._facts[node.name] = node.heard_ns
+                self._heard[node.name] = moment
 
     async def release(self) -> None:
         """Give the lease up, so that the next controller need not wait for its end."""

@@ -14,6 +14,8 @@ MASK = "***"
 
 _SENSITIVE = "password|passwd|secret|token|credentials?|authorization|api[_-]?key|private[_-]?key"
 _NAME = re.compile(rf"(?:^|.*[_-])(?:{_SENSITIVE}|cookie|prompt)", re.IGNORECASE)
+_KEY = re.compile(r"(?:^|_)(?:KEY|PASS|PAT|AUTH)(?:_|$)", re.IGNORECASE)
+_SHORTEST_SECRET = 6
 _FLAG = re.compile(rf"--?(?:[a-z0-9_-]*[_-])?(?:{_SENSITIVE})", re.IGNORECASE)
 
 # Each keeps its first group and masks the rest of its match: the credentials of an address, what
@@ -24,6 +26,8 @@ _IN_TEXT = (
     re.compile(r"()[^\s\"',/:@]+:[^\s\"',/]+(?=@)"),
     re.compile(r"(\bauthorization:\s*(?:[a-z]+\s+)?)[^\s\"',]+", re.IGNORECASE),
     re.compile(r"(\bbearer\s+)[^\s\"',]+", re.IGNORECASE),
+    re.compile(r"(\b(?:password|passwd|passphrase):\s+)[^\s\"',]+", re.IGNORECASE),
+    re.compile(r"(\b[A-Z][A-Z0-9_]*_KEY=[\"']?)[^\s\"',]+"),
     re.compile(
         rf"(\b[a-z0-9_-]*(?:{_SENSITIVE})(?:=[\"']?|[\"']\s*:\s*[\"']))[^\s\"',]+", re.IGNORECASE
     ),
@@ -38,6 +42,21 @@ def mask_text(text: str) -> str:
     """
     for secret in _IN_TEXT:
         text = secret.sub(rf"\g<1>{MASK}", text)
+    return text
+
+
+def mask_known(text: str, environ: Mapping[str, str]) -> str:
+    """Return `text` without the secrets of an environment: values of names that sound like one.
+
+    What a program prints of what it was given needs no form that `mask_text` could know.
+    """
+    secrets = {
+        value
+        for name, value in environ.items()
+        if len(value) >= _SHORTEST_SECRET and (_NAME.fullmatch(name) or _KEY.search(name))
+    }
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, MASK)
     return text
 
 

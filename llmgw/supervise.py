@@ -28,7 +28,7 @@ from llmgw.engines.devices import DEVICE_VARIABLES
 from llmgw.engines.references import resolve
 from llmgw.engines.registry import engine
 from llmgw.errors import LlmgwError
-from llmgw.masking import mask_text
+from llmgw.masking import mask_known, mask_text
 from llmgw.processes import (
     VARIABLE,
     Marker,
@@ -273,7 +273,7 @@ def last_output(path: Path) -> str:
         return ""
     if start:  # Half a line may be half a secret, which nothing would mask.
         del lines[0]
-    return mask_text("\n".join(lines[-TAIL_LINES:]))
+    return mask_text(mask_known("\n".join(lines[-TAIL_LINES:]), os.environ))
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from llmgw.logs import configure
-from llmgw.masking import mask_arguments, mask_text, mask_value
+from llmgw.masking import mask_arguments, mask_known, mask_text, mask_value
 
 
 @pytest.fixture
@@ -132,3 +132,10 @@ def test_numbers_under_a_suspicious_name_stay_readable() -> None:
 def test_arguments_without_secrets_stay_as_they_are() -> None:
     arguments = ["vllm", "serve", "model", "--max-num-batched-tokens", "8192"]
     assert mask_arguments(arguments) == arguments
+
+
+def test_what_an_engine_prints_of_its_environment_is_masked() -> None:
+    environ = {"MY_TOKEN": "supersecretvalue123", "AWS_ACCESS_KEY_ID": "AKIA1234", "HOME": "/root"}
+    said = "got supersecretvalue123 and AKIA1234 in /root; password: hunter2, X_KEY=abc123"
+    shown = mask_text(mask_known(said, environ))
+    assert shown == "got *** and *** in /root; password: ***, X_KEY=***"

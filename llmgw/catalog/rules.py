@@ -8,7 +8,7 @@ refused here about devices, since hardware changes after a catalog was accepted.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,14 @@ from llmgw.engines.command import PORT_PLACEHOLDER
 from llmgw.engines.devices import DEVICE_VARIABLES
 from llmgw.engines.references import REFERENCE
 from llmgw.engines.registry import ENGINES
+from llmgw.masking import mask_arguments
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 """The names that an entry may have: no path, no shell, no upper case."""
+
+MOST_TEXT_BYTES = 12_288
+"""What an entry may say in arguments and environment: a command carries many entries at once."""
+MOST_REPLICAS = 10_000
 
 _SECRET_WORDS = frozenset(
     {"TOKEN", "TOKENS", "SECRET", "SECRETS", "KEY", "KEYS", "APIKEY", "PASSWORD", "PASSWD"}
@@ -52,6 +57,7 @@ class Draft:
 def check(draft: Draft, report: Report) -> None:
     """Report every contradiction in `draft`, and fill in how its devices are split."""
     _check_source(draft, report)
+    _check_size(draft, report)
     _check_arguments(draft, report)
     _check_environment(draft, report)
     _check_class(draft, report)
@@ -76,21 +82,47 @@ def _check_source(draft: Draft, report: Report) -> None:
         draft.problem("source", "missing; write a path or a repository such as org/model", report)
 
 
+def _check_size(draft: Draft, report: Report) -> None:
+    words = [*draft.values.get("command", ()), *draft.values.get("args", ())]
+    for pair in draft.values.get("env", {}).items():
+        words += pair
+    size = sum(len(word.encode(errors="replace")) + 3 for word in words)
+    if size > MOST_TEXT_BYTES:
+        said = (
+            f"{size} bytes in `command`, `args` and `env`; at most {MOST_TEXT_BYTES} go into the "
+            "log: put long values into a file on the nodes and name that"
+        )
+        draft.problem("args", said, report)
+    replicas = draft.values.get("replicas", 1)
+    if replicas > MOST_REPLICAS:
+        draft.problem("replicas", f"{replicas} are too many; at most {MOST_REPLICAS}", report)
+
+
 def _check_arguments(draft: Draft, report: Report) -> None:
     engine = draft.engine
     words = (*draft.values.get("command", ()), *draft.values.get("args", ()))
-    if engine is not None:
-        for word in draft.values.get("args", ()):
-            reason = engine.reserved_args.get(word.partition("=")[0])
-            if reason:
-                flag = word.partition("=")[0]
-                draft.problem("args", f"{flag} may not be given: {reason}", report)
-    if any(_SECRET_VALUE.search(word) for word in words):
+    refused = _check_reserved(draft, report)
+    if not refused and _hold_secret(words):
         draft.problem("args", "holds what looks like a secret; use `env` with ${NAME}", report)
     brings_own = engine is not None and not engine.programs
     if words and brings_own and not any(PORT_PLACEHOLDER in word for word in words):
         said = "never names {port}; the program must read LLMGW_PORT to listen where it should"
         report.warn(draft.lines.get("command", draft.line), "command", said)
+
+
+def _check_reserved(draft: Draft, report: Report) -> bool:
+    """Report arguments that llmgw gives itself, and return whether there are any."""
+    reserved = draft.engine.reserved_args if draft.engine is not None else {}
+    flags = [word.partition("=")[0] for word in draft.values.get("args", ())]
+    for flag in flags:
+        if flag in reserved:
+            draft.problem("args", f"{flag} may not be given: {reserved[flag]}", report)
+    return any(flag in reserved for flag in flags)
+
+
+def _hold_secret(words: Sequence[str]) -> bool:
+    """Return whether a word is a secret by its form, or by the flag or name before it."""
+    return mask_arguments(words) != [*words] or any(_SECRET_VALUE.search(word) for word in words)
 
 
 def _check_environment(draft: Draft, report: Report) -> None:

@@ -26,6 +26,10 @@ from llmgw.core.placement import Held, Placed, place
 Intention = Decision | SetAssignments
 
 
+MOST_PLACED_AT_ONCE = 200
+"""So that one answer takes a moment, and not longer than the lead lasts."""
+
+
 def decide(state: Cluster) -> list[Intention]:
     """Return what the leader of `state.term` should append now; empty when all is as wanted."""
     if state.term == 0 or state.needs_upgrade is not None:
@@ -74,6 +78,8 @@ def _model_decisions(
     missing = entry.replicas - len(current)
     refusals: dict[str, int] = {}
     while missing > 0:
+        if number - state.next_replica >= MOST_PLACED_AT_ONCE:
+            return  # the rest is decided on what these are folded to
         answer = place(state, entry, held)
         if not isinstance(answer, Placed):
             refusals = dict(answer.refusals)

@@ -28,7 +28,7 @@ from llmgw.core.cluster import (
 from llmgw.core.commands import SetAssignments
 from llmgw.core.records import NewerVersion, Record, UnknownType, Unreadable
 from llmgw.core.refusals import refuses
-from llmgw.core.values import NEXT_PHASES, Phase
+from llmgw.core.values import MAX_INTEGER, NEXT_PHASES, Phase
 from llmgw.engines.base import Grant
 from llmgw.hardware.types import Device, Inventory
 
@@ -429,6 +429,10 @@ def _commanded(state: Cluster, body: SetAssignments, addressee: str) -> None:
         state.void += 1
         _note(state, "void", f"term {body.term} is over; {state.term} leads")
         node.revision += 1  # an agent that has seen no newer term follows it: tell it again
+    elif body.revision > node.revision:
+        state.void += 1
+        _note(state, "void", f"{node.name} was never to have revision {body.revision}")
+        node.revision = min(body.revision, MAX_INTEGER - 1) + 1  # tell it above that one
     else:
         node.commanded = body.revision
         node.commanded_term = body.term

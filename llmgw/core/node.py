@@ -374,7 +374,16 @@ class NodeMachine:
             yield from self._failed(key, part, now, cannot)
             return
         assignment = part.assignment = self._as_numbered_here(assignment)
-        part.port = self._free_port(now)
+        port = self._free_port(now)
+        if port is None:
+            policy = self.policy
+            reason = (
+                f"every port from {policy.first_port} to {policy.last_port} is held by an engine "
+                "of this node: widen LLMGW_PORT_RANGE"
+            )
+            yield from self._failed(key, part, now, reason)
+            return
+        part.port = port
         yield Publish(
             e.ReplicaStarting(**self._id(key, part), port=part.port, devices=assignment.devices)
         )
@@ -403,10 +412,12 @@ class NodeMachine:
             ),
         )
 
-    def _free_port(self, now: float) -> int:
+    def _free_port(self, now: float) -> int | None:
         taken = {p.port for p in self.memory.parts.values() if p.phase not in _AT_REST}
         ports = range(self.policy.first_port, self.policy.last_port + 1)
-        free = [port for port in ports if port not in taken] or [self.policy.first_port]
+        free = [port for port in ports if port not in taken]
+        if not free:
+            return None
         rested = (port for port in free if self._quarantine.get(port, now) <= now)
         return next(rested, free[0])  # all in quarantine: the bind probe has the last word
 

@@ -19,6 +19,7 @@ from llmgw.core.events import PartPlacement
 from llmgw.hardware.types import Device
 
 GIB = 1 << 30
+MOST_REPLICAS_ON_A_NODE = 64
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -123,6 +124,16 @@ def node_refuses(node: Node) -> str | None:
     return None
 
 
+def full(node: Node, held: Held) -> str | None:
+    """Return why no further replica can be placed on the node, or `None`.
+
+    A command lists all that runs on a node in one message, which must not grow without end.
+    """
+    if held.replicas_on(node) >= MOST_REPLICAS_ON_A_NODE:
+        return f"on a node with {MOST_REPLICAS_ON_A_NODE} replicas"
+    return None
+
+
 def place(state: Cluster, entry: Entry, held: Held) -> Placed | Refused:
     """Return devices for one more replica of `entry`, or why there are none.
 
@@ -177,7 +188,7 @@ def _fitting(
     node: Node, entry: Entry, pattern: str, held: Held, refusals: Counter[str]
 ) -> list[Device]:
     devices = [d for d in node.devices.values() if fnmatchcase(d.device_class, pattern)]
-    out = node_refuses(node)
+    out = node_refuses(node) or (full(node, held) if devices else None)
     if out is not None:
         if devices or node.inventory is None:
             refusals[out] += len(devices) or 1

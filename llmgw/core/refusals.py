@@ -12,14 +12,18 @@ from typing import Any
 from llmgw.catalog.entries import Entry
 from llmgw.core import events as e
 from llmgw.core.cluster import Cluster
-from llmgw.core.placement import Held, node_refuses, why_not
+from llmgw.core.placement import Held, full, node_refuses, why_not
+
+MOST_TERMS_AT_ONCE = 1_000
+"""Elections are fenced, so each follows the last. A mistaken or forged one that is far ahead would
+be the last of all: no number is left after the largest."""
 
 
 def refuses(state: Cluster, intention: e.ControllerEvent) -> str | None:
     """Return why `intention` cannot be, in this state, or `None` when it can."""
     if isinstance(intention, e.ControllerElected):
-        if intention.term <= state.term:
-            return f"term {intention.term} is not above {state.term}"
+        if not state.term < intention.term <= state.term + MOST_TERMS_AT_ONCE:
+            return f"term {intention.term} does not follow {state.term}"
         return None
     if intention.term != state.term:
         return f"term {intention.term} does not lead; {state.term} does"
@@ -76,7 +80,7 @@ def _part(state: Cluster, part: e.PartPlacement, entry: Entry, held: Held) -> st
     node = state.nodes.get(part.node)
     if node is None:
         return ": no such node"
-    why = node_refuses(node)
+    why = node_refuses(node) or full(node, held)
     if why is not None:
         return f": {why}"
     if part.memory_bytes != entry.memory_bytes:

@@ -115,8 +115,8 @@ async def _nvidia_smi(settings: HardwareSettings) -> Inventory:
 
 
 async def _with_processor(settings: HardwareSettings, found: Inventory) -> Inventory:
-    if not settings.cpu_device:
-        return found
+    if not settings.cpu_device or settings.capture_from is not None:
+        return found  # this machine's processor is no part of a captured machine
     device = await to_thread.run_sync(processor, settings.node)
     devices = sorted((*found.devices, device), key=lambda entry: entry.id)
     return replace(found, devices=tuple(devices))

@@ -160,6 +160,7 @@ def test_a_wrong_field_is_named_with_its_line_and_what_to_write(
         ({"engine": "sglang", "args": "[--tp-size, '2']"}, "args", "write `tp`"),
         ({"env": "{CUDA_VISIBLE_DEVICES: '0'}"}, "env", "set by llmgw"),
         ({"env": "{LLMGW_NODE: x}"}, "env", "set by llmgw"),
+        ({"args": "[--admin-token, abcdefgh]"}, "args", "looks like a secret"),
         ({"env": "{MY_API_KEY: hello}"}, "env", 'MY_API_KEY: "${MY_API_KEY}"'),
         ({"env": "{DB_PASSWORD: hello}"}, "env", "holds a secret"),
         ({"env": "{PLAIN: hf_abcdefghijklmnopqrst}"}, "env", "holds a secret"),

@@ -57,7 +57,8 @@ def test_what_is_possible_is_not_refused() -> None:
 
 
 IMPOSSIBLE = [
-    (elected(3), "term 3 is not above 3"),
+    (elected(3), "term 3 does not follow 3"),
+    (elected(2**53 - 1), f"term {2**53 - 1} does not follow 3"),
     (assigned(term=2), "term 2 does not lead; 3 does"),
     (assigned(term=4), "term 4 does not lead; 3 does"),
     (e.NodeLost(term=3, node="n7", silent_seconds=1), "no node n7"),

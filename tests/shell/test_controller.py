@@ -13,6 +13,7 @@ import pytest
 from llmgw import wire
 from llmgw.core import events as e
 from llmgw.core.commands import SetAssignments
+from llmgw.core.records import Record
 from llmgw.core.telemetry import NodeSample
 from llmgw.testing.builders import entry, inventory, processor
 from tests.support.cluster import NAME, Cluster, Program, running_cluster
@@ -31,6 +32,11 @@ async def join(cluster: Cluster, node: str) -> None:
     """Have a node come up and say what it has."""
     await cluster.write(e.NodeStarted(boot_id="b1", agent_version="1"), node)
     await cluster.write(e.NodeInventoryTaken(inventory=inventory(node, processor())), node)
+
+
+def told(record: Record) -> str:
+    """Return the node that a record is of, or speaks of."""
+    return record.node or getattr(record.body, "node", "")
 
 
 class Pulse:
@@ -131,6 +137,15 @@ async def test_silence_of_one_node_is_a_loss_and_silence_of_all_is_a_doubt(
         await cluster.event(e.NodeReturned, node="n2")
         retired = await cluster.event(e.ReplicaRetired)
         assert "2 wanted" in retired.reason
+
+        # A node that joins has been heard, though no sample of it has come yet.
+        await join(cluster, "n3")
+        await cluster.event(e.NodeLost, node="n3")
+        joined, lost_at = (
+            next(r.time_ns for r in cluster.records if isinstance(r.body, kind) and "n3" in told(r))
+            for kind in (e.NodeInventoryTaken, e.NodeLost)
+        )
+        assert lost_at - joined > 1.8e9
 
 
 async def test_a_controller_without_its_log_waits_and_blames_no_node(cluster: Cluster) -> None:
