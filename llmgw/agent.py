@@ -123,6 +123,8 @@ class Agent:
             inventory = await sampler.look()
             found = await self._supervisor.find(_started(self._machine.memory))
             self._inputs.put_nowait(s.AgentStarted(found, rebooted, inventory))
+            if sampler.error is not None:
+                self._inputs.put_nowait(s.HardwareUnreadable(sampler.error))
             for loop in (
                 self._think,
                 self._tick,

@@ -67,7 +67,7 @@ class Sampler:
         self._send = send
         self._own_pids = own_pids
         self._fresh: Readings | None = None
-        self._error: str | None = None
+        self.error: str | None = None
         self._fallback: str | None = None
         self._asked = anyio.Event()
         self._seen = False
@@ -84,7 +84,7 @@ class Sampler:
         except LlmgwError as error:
             self._fail(error)
             return None
-        self._fresh, self._error, self._seen = readings(inventory), None, True
+        self._fresh, self.error, self._seen = readings(inventory), None, True
         self._say_fallback(inventory)
         return shape(inventory)
 
@@ -95,7 +95,9 @@ class Sampler:
                 await self._asked.wait()
             self._asked = anyio.Event()
             seen = await self.look()
-            if seen is not None and self._fresh is not None:
+            if seen is None:
+                self._report(s.HardwareUnreadable(self.error or "no reason was given"))
+            elif self._fresh is not None:
                 self._report(s.InventoryTaken(seen))
                 self._report(s.SampleTaken(self._fresh, await self._own_pids()))
 
@@ -119,7 +121,7 @@ class Sampler:
                 session=self._session,
                 number=number,
                 readings=fresh,
-                error=self._error if fresh is None else None,
+                error=self.error if fresh is None else None,
             )
             await self._send(sample)
             await anyio.sleep(self._settings.sample_seconds)
@@ -132,9 +134,9 @@ class Sampler:
     def _fail(self, error: LlmgwError) -> None:
         self._failures += 1
         text = str(error)
-        if text != self._error:
+        if text != self.error:
             log.error("hardware_unreadable", reason=text)
-        self._error = text
+        self.error = text
 
 
 def now() -> str:

@@ -40,6 +40,7 @@ class Node(msgspec.Struct):
     started: bool = False
     lost: bool = False
     inventory: Inventory | None = None
+    unreadable: str | None = None
     devices: dict[int, Device] = {}
     excluded: dict[int, str] = {}
     conditions: tuple[Condition, ...] = ()

@@ -59,6 +59,17 @@ class NodeInventoryTaken(Event, frozen=True, kw_only=True):
     inventory: Inventory
 
 
+class NodeHardwareUnreadable(Event, frozen=True, kw_only=True):
+    """No backend can tell what the node has.
+
+    What was known before still holds; an inventory that comes later says that it can be read.
+    """
+
+    wire = "node.hardware_unreadable"
+
+    reason: Text
+
+
 class Condition(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """A lasting fact about a device that placement must know, with its hysteresis behind it."""
 

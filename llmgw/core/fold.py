@@ -135,6 +135,7 @@ def _node_stopped(state: Cluster, node: Node, body: e.NodeStopped) -> None:
 def _node_inventory(state: Cluster, node: Node, body: e.NodeInventoryTaken) -> None:
     inventory = body.inventory
     before, node.inventory = node.devices, inventory
+    node.unreadable = None
     node.devices = {device.id: device for device in inventory.devices}
     node.excluded = _excluded(inventory) if inventory.excluded else {}
     if node.held and _renumbered(before, inventory.devices):
@@ -142,6 +143,10 @@ def _node_inventory(state: Cluster, node: Node, body: e.NodeInventoryTaken) -> N
         for part in _parts_on(state, node):
             was = zip(part.grants, part.devices, strict=True)
             part.devices = tuple(numbers.get(grant.uuid, number) for grant, number in was)
+
+
+def _hardware_unreadable(state: Cluster, node: Node, body: e.NodeHardwareUnreadable) -> None:
+    node.unreadable = body.reason
 
 
 def _renumbered(before: dict[int, Device], devices: tuple[Device, ...]) -> bool:
@@ -449,6 +454,7 @@ NODE_HANDLERS: dict[type[Any], Callable[[Cluster, Node, Any], None]] = {
     e.NodeStarted: _node_started,
     e.NodeStopped: _node_stopped,
     e.NodeInventoryTaken: _node_inventory,
+    e.NodeHardwareUnreadable: _hardware_unreadable,
     e.NodeConditionsChanged: _node_conditions,
     e.ReplicaStarting: _replica_starting,
     e.ReplicaBecameReady: _replica_ready,

@@ -53,6 +53,7 @@ class NodeMachine:
         self._stop_on_leave = False
         self._left = False
         self._announced = False
+        self._unreadable: str | None = None
         self._quarantine: dict[int, float] = {}
         self._conditions = ConditionTracker()
 
@@ -70,6 +71,10 @@ class NodeMachine:
                 yield from self._command_received(fact)
             case s.InventoryTaken():
                 yield from self._inventory_taken(fact.inventory)
+            case s.HardwareUnreadable():
+                if fact.reason != self._unreadable:
+                    self._unreadable, self._announced = fact.reason, False
+                    yield Publish(e.NodeHardwareUnreadable(reason=fact.reason))
             case s.LogReplaced():
                 yield from self._log_replaced()
             case s.SampleTaken():
@@ -111,7 +116,7 @@ class NodeMachine:
 
     def _inventory_taken(self, inventory: Inventory) -> Iterator[Effect]:
         if inventory != self.memory.inventory or not self._announced:
-            self._announced = True
+            self._announced, self._unreadable = True, None
             self.memory.inventory = inventory
             yield Publish(e.NodeInventoryTaken(inventory=inventory))
 

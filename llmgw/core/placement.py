@@ -120,7 +120,9 @@ def node_refuses(node: Node) -> str | None:
     if not node.started:
         return "node stopped"
     if node.inventory is None:
-        return "node without inventory"
+        return (
+            "node without inventory" if node.unreadable is None else "node of unreadable hardware"
+        )
     return None
 
 

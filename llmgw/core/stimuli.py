@@ -74,6 +74,12 @@ class InventoryTaken(msgspec.Struct, frozen=True):
     inventory: Inventory
 
 
+class HardwareUnreadable(msgspec.Struct, frozen=True):
+    """Discovery failed, for this reason."""
+
+    reason: str
+
+
 class SampleTaken(msgspec.Struct, frozen=True):
     """The node's devices were measured. `own_pids` belong to engines of this agent."""
 
@@ -127,6 +133,7 @@ Input = (
     | LogReplaced
     | CommandReceived
     | InventoryTaken
+    | HardwareUnreadable
     | SampleTaken
     | EngineSpawned
     | SpawnFailed

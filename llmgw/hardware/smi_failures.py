@@ -62,8 +62,8 @@ _BY_CODE = {
 _BY_NVML = {code: _BY_CODE[code] for code in (4, 6, 8, 9, 10, 12, 15, 18)} | {999: _NO_ACCESS}
 
 _ADVICE_MISSING = (
-    "install the NVIDIA driver, name the program in LLMGW_NVIDIA_SMI, or use the processor with"
-    " --backend cpu"
+    "install the NVIDIA driver, name the program in LLMGW_NVIDIA_SMI, or serve on the"
+    " processor with LLMGW_BACKEND=cpu"
 )
 
 

@@ -65,7 +65,7 @@ def _row(node: Node, replicas: tuple[str, ...]) -> NodeRow:
         devices=dict(Counter(device.device_class for device in node.devices.values())),
         excluded=len(inventory.excluded) if inventory else 0,
         conditions=tuple(f"{device_label(c.device)} {c.name}: {c.detail}" for c in node.conditions),
-        warnings=inventory.warnings if inventory else (),
+        warnings=_warnings(node),
         replicas=replicas,
         strays=tuple(node.strays),
         revision=node.revision,
@@ -83,3 +83,9 @@ def _command(node: Node) -> CommandState | None:
     if node.commanded > node.ended:
         return "waiting"
     return "refused" if node.refused else "done"
+
+
+def _warnings(node: Node) -> tuple[str, ...]:
+    found = node.inventory.warnings if node.inventory is not None else ()
+    unreadable = node.unreadable
+    return found if unreadable is None else (f"hardware cannot be read: {unreadable}", *found)

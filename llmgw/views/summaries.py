@@ -110,6 +110,7 @@ _WORDS: Mapping[type[Any], Callable[[Any], str]] = {
     e.NodeStarted: _node_started,
     e.NodeStopped: lambda body: f"agent is leaving; its engines: {body.engines}",
     e.NodeInventoryTaken: _inventory,
+    e.NodeHardwareUnreadable: lambda body: f"hardware cannot be read: {body.reason}",
     e.NodeConditionsChanged: _conditions,
     e.ReplicaStarting: _starting,
     e.ReplicaBecameReady: _ready,

@@ -125,6 +125,7 @@ EVENTS: tuple[e.Event, ...] = (
         term=3, at=41, model="qwen3-8b", missing=1, refusals={"too small by 4.2 GiB": 3}
     ),
     e.ReplicaRetired(term=3, at=50, replica="r7", reason="its entry changed"),
+    e.NodeHardwareUnreadable(reason="nvidia-smi: no driver: load the kernel module"),
 )
 
 COMMAND = SetAssignments(

@@ -7,6 +7,7 @@ from llmgw.core import stimuli as s
 from llmgw.hardware.types import CardReading, DeviceReading, Readings
 from llmgw.testing.builders import card, inventory, processor
 from tests.core.agent import (
+    HERE,
     TICK,
     Agent,
     answered,
@@ -146,6 +147,17 @@ def test_the_first_sample_says_what_holds_since_an_earlier_agent_may_have_said_o
     agent.when(_sample(50.0)).then("publish node.conditions none")
     agent.when(_sample(50.0)).then()
     agent.given(s.LogReplaced()).when(_sample(50.0)).then("publish node.conditions none")
+
+
+def test_hardware_that_cannot_be_read_is_said_once_and_so_is_its_return() -> None:
+    agent = Agent().up()
+    broken = s.HardwareUnreadable("no driver")
+    (said,) = published(agent.when(broken))
+    assert said == e.NodeHardwareUnreadable(reason="no driver")
+    agent.when(broken).then()
+    (back,) = published(agent.when(s.InventoryTaken(HERE)))
+    assert back == e.NodeInventoryTaken(inventory=HERE)
+    agent.when(s.InventoryTaken(HERE)).then()
 
 
 def _sample(celsius: float) -> s.SampleTaken:

@@ -14,6 +14,7 @@ from llmgw.hardware.types import Card, Device, Excluded, device_label
 from llmgw.testing.builders import (
     From,
     Story,
+    applied,
     card,
     elected,
     entry,
@@ -22,7 +23,9 @@ from llmgw.testing.builders import (
     joined,
     processor,
     serving,
+    started,
 )
+from llmgw.views import nodes
 
 
 def cluster(**nodes: Sequence[Card | Device]) -> Cluster:
@@ -225,3 +228,14 @@ def test_instances_of_different_pools_serve_one_replica_each() -> None:
     own = [instance(SPLIT, i, pool=f"0/gi{i}") for i in (0, 1)]
     story = serving(entry("m", MIG), nodes=[joined("n1", SPLIT, *own)])
     assert where(story.state, entry("o", MIG)) == "n1 0/mig1"
+
+
+def test_unreadable_hardware_is_a_reason_until_it_can_be_read() -> None:
+    story = Story().given(From("n1", started()), elected(), applied(entry("m", "cpu")))
+    story.given(From("n1", e.NodeHardwareUnreadable(reason="no driver"))).decided()
+    assert story.state.models["m"].refusals == {"node of unreadable hardware": 1}
+    assert nodes(story.state)[0].warnings == ("hardware cannot be read: no driver",)
+    taken = e.NodeInventoryTaken(inventory=inventory("n1", processor()))
+    story.given(From("n1", taken)).decided()
+    assert story.state.models["m"].missing == 0
+    assert nodes(story.state)[0].warnings == ()
