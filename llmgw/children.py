@@ -19,9 +19,12 @@ import anyio
 import structlog
 
 from llmgw.log.tether import tethered
+from llmgw.logs import visible
+from llmgw.supervise import last_output
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
+SAID_CHARACTERS = 300
 STEADY_SECONDS = 60.0
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -50,11 +53,19 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
         self._stopping = False
+        self._abandoned = False
+        self._log_start_bytes = 0
 
     @property
     def pid(self) -> int | None:
         """The process id, while there is one."""
         return self._process.pid if self._process is not None else None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing is left for `finish` to do: it ended in good order, or was abandoned."""
+        ended = self._process is not None and self._process.returncode == 0
+        return self._abandoned or (self._stopping and ended)
 
     async def keep(self) -> None:
         """Run the child until `stop`, again and again."""
@@ -67,9 +78,26 @@ class Child:
                 return
             if loop.time() - began > STEADY_SECONDS:
                 pause = FIRST_PAUSE_SECONDS
-            log.warning("part_ended", part=self.name, exit_code=code, restart_seconds=pause)
+            log.warning(
+                "part_ended",
+                part=self.name,
+                exit_code=code,
+                restart_seconds=pause,
+                said=await asyncio.to_thread(self._last_words),
+                log=str(self.log_file),
+            )
             await asyncio.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+    def _last_words(self) -> str:
+        """Return the last line that the present process wrote to its log, fit for a terminal."""
+        try:
+            grown = self.log_file.stat().st_size > self._log_start_bytes
+        except OSError:
+            return ""
+        text = last_output(self.log_file) if grown else ""
+        lines = [line for line in text.splitlines() if line.strip()]
+        return visible(lines[-1].strip())[:SAID_CHARACTERS] if lines else ""
 
     def _is_stopping(self) -> bool:
         return self._stopping
@@ -87,6 +115,7 @@ class Child:
                 signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
                 try:
                     with self.log_file.open("ab") as output:
+                        self._log_start_bytes = output.tell()
                         self._process = await asyncio.create_subprocess_exec(
                             *tethered([sys.executable, "-m", "llmgw", *self._arguments]),
                             stdin=asyncio.subprocess.DEVNULL,
@@ -97,6 +126,8 @@ class Child:
                         )
                 finally:
                     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+                if self._abandoned:  # It was being started just then.
+                    self._kill()
             return self._process
 
     async def finish(self, grace_seconds: float) -> bool:
@@ -106,10 +137,15 @@ class Child:
         only it can clear away.
         """
         await self.stop(grace_seconds)
-        if self._process is None or self._process.returncode != 0:
+        if not self._abandoned and (self._process is None or self._process.returncode != 0):
             await self._start()
             await self.stop(grace_seconds)
         return self._process is not None and self._process.returncode == 0
+
+    def abandon(self) -> None:
+        """Kill the child and start it no more: whoever waits for its end waits no longer."""
+        self._stopping = self._abandoned = True
+        self._kill()
 
     async def stop(self, grace_seconds: float) -> None:
         """Ask the child to end, and make it end after the grace. Safe to call twice."""
@@ -124,6 +160,10 @@ class Child:
                 await process.wait()
         except TimeoutError:
             log.warning("part_killed", part=self.name, after_seconds=grace_seconds)
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            self._kill()
             await process.wait()
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()

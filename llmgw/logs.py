@@ -7,10 +7,11 @@ truth (llmgw.log) has nothing to do with this one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
-from typing import TextIO
+from typing import TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -28,6 +29,7 @@ def configure(
     """
     out = sys.stderr if stream is None else stream
     terminal = out.isatty()
+    out = cast("TextIO", _Unfailing(out))
     renderer = _renderer(as_json=not terminal if as_json is None else as_json, colors=terminal)
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, *_common_processors(), renderer],
@@ -38,9 +40,42 @@ def configure(
     _configure_libraries(out, renderer)
 
 
+def visible(text: str) -> str:
+    """Return `text` on one line, with what could move the cursor or turn the text around written
+    out: a terminal obeys whoever wrote it.
+    """
+    return "".join(map(_visible, text))
+
+
 def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Mask secrets in every value of an event; a structlog processor."""
     return {name: mask_value(name, value) for name, value in event.items()}
+
+
+class _Unfailing:
+    """A stream to which writing does not fail: what cannot be written is lost.
+
+    A full disk or a reader that went away is no reason to end: whoever logs is in the middle of
+    keeping engines alive, and there is nobody left to tell.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
+def _visible(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character in "\n\r\t" else ascii(character)[1:-1]
 
 
 def _common_processors() -> list[Processor]:

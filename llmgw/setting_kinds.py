@@ -95,6 +95,18 @@ def _host(value: object) -> str:
     return text
 
 
+def _reachable_host(value: object) -> str:
+    """Read a host that is one machine's: under "all addresses" nobody reaches an engine."""
+    text = _host(value)
+    try:
+        unspecified = ip_address(text).is_unspecified
+    except ValueError:
+        unspecified = not text.strip("0.")  # 0 and 0.0 mean 0.0.0.0 too
+    if unspecified:
+        raise ValueError
+    return text
+
+
 def _host_and_port(value: object) -> str:
     host, _, port = _text(value).rpartition(":")
     _host(host.removeprefix("[").removesuffix("]"))
@@ -125,7 +137,11 @@ KINDS: Mapping[str, Kind] = {
     "llama_server": _PROGRAM,
     "vllm": _PROGRAM,
     "sglang": _PROGRAM,
-    "host": Kind(_host, "an IP address or a host name"),
+    "host": Kind(
+        _reachable_host,
+        "an IP address or a host name of this machine. Engines are published under it, and nobody"
+        " can reach them at 0.0.0.0 or ::, so write the address that clients reach",
+    ),
     "port_range": Kind(_port_range, "FIRST-LAST, both from 1024 to 65535"),
     "sample_seconds": _seconds(0.1, 3_600),
     "node_lost_seconds": _seconds(1, 86_400),

@@ -28,6 +28,8 @@ PREFIX = "LLMGW_"
 CONFIG_VARIABLE = "LLMGW_CONFIG"
 SYSTEM_CONFIG = Path("/etc/llmgw/llmgw.toml")
 ENDPOINT_FILE = "endpoint.json"
+SAMPLES_UNTIL_LOST = 3
+"""A node counts as lost only after so many signs of life that did not come."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     vllm: str | None = None
     sglang: str | None = None
     host: str = "127.0.0.1"
-    """The address that engines bind to."""
+    """The address that engines bind to and are published under: one that clients can reach."""
     port_range: str = "18100-18999"
     """Ports for engines: below the range that the kernel hands out for outgoing connections."""
     sample_seconds: float = 10.0
@@ -107,7 +109,8 @@ def load(
     `llmgw.toml` is looked for, the working directory unless told. Of several files only the first
     counts: `config`, `LLMGW_CONFIG`, `llmgw.toml`, `/etc/llmgw/llmgw.toml`.
 
-    Raises `UsageError` naming the setting, where the value came from and what is allowed.
+    Raises `UsageError` naming the setting, where the value came from and what is allowed, also
+    when two that were given do not go together.
     """
     environment = os.environ if env is None else env
     given: dict[str, tuple[object, str]] = {}
@@ -119,8 +122,28 @@ def load(
     }
     values.setdefault("node", node_name(socket.gethostname()))
     values.setdefault("data", default_data(environment))
+    settings = Settings(**values)
     origins = {name: given[name][1] if name in given else "default" for name in NAMES}
-    return Resolved(Settings(**values), origins, tuple(_unknown_variables(environment)))
+    # One alone says nothing: nodes sample on one machine, and the controller waits on another.
+    if {"sample_seconds", "node_lost_seconds"} <= given.keys():
+        require_patience(settings, origins)
+    return Resolved(settings, origins, tuple(_unknown_variables(environment)))
+
+
+def require_patience(settings: Settings, origins: Mapping[str, str] | None = None) -> None:
+    """Raise `UsageError` when nodes that sample as set here would count as lost in between."""
+    least = SAMPLES_UNTIL_LOST * settings.sample_seconds
+    if settings.node_lost_seconds >= least:
+        return
+    lost, sample = (
+        f"{name} (from {origins[name]})" if origins else name
+        for name in ("node_lost_seconds", "sample_seconds")
+    )
+    raise UsageError(
+        f"{lost} is {settings.node_lost_seconds:g} and {sample} is {settings.sample_seconds:g}:"
+        f" healthy nodes would count as lost between two samples. node_lost_seconds must be at"
+        f" least {SAMPLES_UNTIL_LOST} times sample_seconds, here {least:g}"
+    )
 
 
 def nats_url(settings: Settings) -> str:

@@ -6,6 +6,7 @@ the one in force.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import sys
 import time
@@ -19,7 +20,10 @@ from llmgw.core import events as e
 from llmgw.core.cluster import Cluster, Part
 from llmgw.core.fold import apply
 from llmgw.core.stimuli import Key, Start
+from llmgw.errors import LlmgwError
+from llmgw.log.base import LogRewound
 from llmgw.log.jetstream import JetStreamLog
+from llmgw.logs import visible
 from llmgw.replay import fold_log, records
 from llmgw.sample import now
 from llmgw.settings import Settings
@@ -27,20 +31,84 @@ from llmgw.supervise import last_output, log_name
 from llmgw.views.summaries import summary
 
 PROGRESS_SECONDS = 2.0
+RETRY_SECONDS = 2.0
 
 
 async def tell(
     settings: Settings, log: JetStreamLog, catalog: Catalog | None, file: Path | None
 ) -> None:
-    """Have `catalog` applied if it is new, then say what happens, for ever."""
-    state = await fold_log(log)
-    if catalog is not None and catalog != state.catalog:
-        await _apply_catalog(settings, log, catalog, file)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_show_progress, settings, state)
-        async for record in records(log, start=state.sequence + 1):
-            apply(state, record)
-            say(f"{record.sequence:>6}  {summary(record.body)}")
+    """Have `catalog` applied if it is new, then say what happens, for ever.
+
+    Nothing that befalls the log ends this: who only tells must not end what it tells of.
+    """
+    teller = _Teller(settings, log)
+    said: tuple[str, int] | None = None
+    while True:
+        try:
+            if not teller.began:
+                await teller.begin(catalog, file)
+            await teller.go_on()
+        except* LogRewound:
+            teller.start_over()
+            said = None
+            say("the log was wiped or replaced: nothing was stopped, engines serve on.")
+            say("The new log is told from its beginning; have the catalog applied again if it")
+            say("is empty: llmgw ctl apply FILE")
+        except* LlmgwError as group:
+            reason = _reason(group)
+            if said != (reason, teller.sequence):  # Once, unless something was told in between.
+                said = reason, teller.sequence
+                say(f"the log cannot be followed, trying again: {reason}")
+        await anyio.sleep(RETRY_SECONDS)
+
+
+class _Teller:
+    """How far the log has been told, and which log that was."""
+
+    def __init__(self, settings: Settings, log: JetStreamLog) -> None:
+        self.began = False
+        self._settings = settings
+        self._log = log
+        self._state = Cluster()
+        self._created_ns: int | None = None
+
+    @property
+    def sequence(self) -> int:
+        """The last record that was told or folded, 0 before the first."""
+        return self._state.sequence
+
+    async def begin(self, catalog: Catalog | None, file: Path | None) -> None:
+        """Fold what the log holds, untold, and have `catalog` applied if another is in force."""
+        self._created_ns = (await self._log.bounds()).created_ns
+        self._state = await fold_log(self._log)
+        if catalog is not None and catalog != self._state.catalog:
+            await _apply_catalog(self._settings, self._log, catalog, file)
+        self.began = True
+
+    async def go_on(self) -> None:
+        """Say what happens from the first record on that was not told."""
+        bounds = await self._log.bounds()
+        if self._created_ns not in (None, bounds.created_ns):
+            raise LogRewound("it was created at another time")
+        self._created_ns = bounds.created_ns
+        start = self._state.sequence + 1 if self._state.sequence else max(bounds.first, 1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_show_progress, self._settings, self._state)
+            async for record in records(self._log, start=start):
+                apply(self._state, record)
+                say(f"{record.sequence:>6}  {summary(record.body)}")
+
+    def start_over(self) -> None:
+        """Forget what was told: it was another log."""
+        self._state = Cluster()
+        self._created_ns = None
+
+
+def _reason(group: BaseExceptionGroup[BaseException]) -> str:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error)
 
 
 async def _apply_catalog(
@@ -80,5 +148,9 @@ def _last_line(data: Path, name: str, number: int, generation: int, part: Part) 
 
 
 def say(text: str) -> None:
-    """Print a line for the person at the terminal: on stderr, because it is no data."""
-    print(text, file=sys.stderr, flush=True)
+    """Print a line for the person at the terminal: on stderr, because it is no data.
+
+    What came from outside cannot move the cursor, and a terminal that went away ends nothing.
+    """
+    with contextlib.suppress(OSError):
+        print(visible(text), file=sys.stderr, flush=True)

@@ -20,14 +20,14 @@ import structlog
 
 from llmgw.catalog.entries import Catalog
 from llmgw.catalog.load import load
-from llmgw.children import Child
+from llmgw.children import STOP_SIGNALS, Child
 from llmgw.errors import BackendUnavailable, LlmgwError, UsageError
 from llmgw.folder import held, unusable
 from llmgw.hardware.discover import discover
 from llmgw.log.embedded import EmbeddedServer, embedded_server
 from llmgw.log.jetstream import connect
 from llmgw.sample import simulated_hardware
-from llmgw.settings import ENDPOINT_FILE, NAMES, Settings
+from llmgw.settings import ENDPOINT_FILE, NAMES, Settings, require_patience
 from llmgw.telling import say, tell
 
 AGENT_GRACE_SECONDS = 60.0
@@ -51,6 +51,7 @@ async def run_up(
     `UsageError` before anything is started, and `DataFolderError` when the data folder cannot be
     used or another `llmgw up` uses it.
     """
+    require_patience(settings)
     simulated = await _simulated(settings, captures, copies)
     wanted = load(catalog).catalog if catalog is not None else None
     with held(settings.data, "llmgw up"):
@@ -124,37 +125,59 @@ async def _run(
     found = await connect(url, settings.cluster, name="llmgw up")
     controller, agents = _children(settings, url, simulated)
     say(f"log: {found.url}, data: {settings.data}")
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(controller.keep)
-            for agent in agents:
-                tasks.start_soon(agent.keep)
-            if server is not None:
-                tasks.start_soon(_keep_server, server)
-            tasks.start_soon(tell, settings, found, catalog, file)
-            await _until_told_to_stop()
-            say("stopping: engines first")
-            await _finish(agents)
-            await controller.stop(CONTROLLER_GRACE_SECONDS)
-            tasks.cancel_scope.cancel()
-    finally:
-        with anyio.CancelScope(shield=True):
-            await _finish(agents)
-            await controller.stop(CONTROLLER_GRACE_SECONDS)
-            await found.close()
+    with anyio.open_signal_receiver(*STOP_SIGNALS) as signals:
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(controller.keep)
+                for agent in agents:
+                    tasks.start_soon(agent.keep)
+                if server is not None:
+                    tasks.start_soon(_keep_server, server)
+                tasks.start_soon(tell, settings, found, catalog, file)
+                await anext(signals)
+                say(
+                    f"stopping: engines first, for up to {AGENT_GRACE_SECONDS:.0f} s;"
+                    " Ctrl-C again ends at once"
+                )
+                await _finish(agents, signals)
+                await controller.stop(CONTROLLER_GRACE_SECONDS)
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await _finish(agents, signals)
+                await controller.stop(CONTROLLER_GRACE_SECONDS)
+                await found.close()
     say("stopped")
 
 
-async def _finish(agents: Sequence[Child]) -> None:
-    """End agents with their engines, all at once, and say which did not end in good order."""
+async def _finish(agents: Sequence[Child], signals: AsyncIterator[signal.Signals]) -> None:
+    """End agents with their engines, all at once, and say which did not end in good order.
+
+    A signal meanwhile ends the waiting: engines that still run are left as they are.
+    """
+    left = [agent for agent in agents if not agent.is_finished]
+    if not left:
+        return
 
     async def finish(agent: Child) -> None:
-        if not await agent.finish(AGENT_GRACE_SECONDS):
+        if not await agent.finish(AGENT_GRACE_SECONDS) and not agent.is_finished:
             say(f"{agent.name} did not end in good order, engines may run on: {agent.log_file}")
 
+    async def finish_all() -> None:
+        async with anyio.create_task_group() as ending:
+            for agent in left:
+                ending.start_soon(finish, agent)
+        tasks.cancel_scope.cancel()
+
     async with anyio.create_task_group() as tasks:
-        for agent in agents:
-            tasks.start_soon(finish, agent)
+        tasks.start_soon(finish_all)
+        await anext(signals)
+        say(
+            "ending at once: engines that still run are left to the next `llmgw up` on the same"
+            " data, which adopts or stops them"
+        )
+        for agent in left:
+            agent.abandon()
 
 
 def _children(
@@ -219,10 +242,4 @@ async def _restart(server: EmbeddedServer) -> None:
             log.warning("log_server_does_not_start", reason=str(error))
             await anyio.sleep(SERVER_PAUSE_SECONDS)
         else:
-            return
-
-
-async def _until_told_to_stop() -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
             return

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 
-from llmgw.logs import configure
+from llmgw.logs import configure, visible
 from llmgw.masking import mask_arguments, mask_known, mask_text, mask_value
+
+LOGS_MUCH = """
+import logging, structlog
+from llmgw.logs import configure
+configure()
+for number in range(1000):
+    structlog.get_logger().warning("node.silent", node="gpu-07", number=number)
+    logging.getLogger("nats").warning("lost")
+print("went on")
+"""
 
 
 @pytest.fixture
@@ -91,6 +106,43 @@ def test_secrets_in_an_event_are_masked_however_deep(stream: io.StringIO) -> Non
     assert line["argv"] == ["llama-server", "--api-key", "***", "--port", "18100", "--hf-token=***"]
     assert line["env"] == {"HF_TOKEN": "***", "CUDA_VISIBLE_DEVICES": "0"}
     assert line["requests"] == [{"prompt": "***", "max_tokens": 8}]
+
+
+@pytest.mark.parametrize("where", ["a full disk", "a closed pipe"])
+def test_a_program_whose_logs_cannot_be_written_goes_on(where: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", LOGS_MUCH],
+            stdout=subprocess.PIPE,
+            stderr=full if where == "a full disk" else writing,
+            check=False,
+        )
+    os.close(writing)
+    assert done.stdout == b"went on\n"
+
+
+def test_after_a_full_disk_what_can_be_written_again_is(stream: io.StringIO) -> None:
+    class Disk(io.StringIO):
+        full = True
+
+        def write(self, text: str) -> int:
+            if self.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(text)
+
+    disk = Disk()
+    configure(stream=disk)
+    structlog.get_logger().info("lost")
+    disk.full = False
+    structlog.get_logger().info("kept")
+    assert [json.loads(line)["event"] for line in disk.getvalue().splitlines()] == ["kept"]
+
+
+def test_text_from_outside_moves_no_cursor_and_turns_nothing_around() -> None:
+    shown = visible("a\x1b[2J\u202eb\u2066\r\nc\x07 Größe 模型")
+    assert shown == r"a\x1b[2J\u202eb\u2066  c\x07 Größe 模型"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from llmgw.errors import LogUnreachable, UsageError
 from llmgw.setting_kinds import KINDS
-from llmgw.settings import NAMES, Settings, default_data, load, nats_url, node_name
+from llmgw.settings import (
+    NAMES,
+    Settings,
+    default_data,
+    load,
+    nats_url,
+    node_name,
+    require_patience,
+)
 
 
 @pytest.fixture
@@ -114,6 +122,10 @@ def test_unknown_variables_are_reported_and_do_no_harm(folder: Path) -> None:
         ("LLMGW_LISTEN", "localhost", "HOST:PORT"),
         ("LLMGW_LISTEN", "127.0.0.1:70000", "HOST:PORT"),
         ("LLMGW_HOST", "no spaces", "an IP address or a host name"),
+        ("LLMGW_HOST", "0.0.0.0", "write the address that clients reach"),
+        ("LLMGW_HOST", "0", "write the address that clients reach"),
+        ("LLMGW_HOST", "::", "write the address that clients reach"),
+        ("LLMGW_HOST", "0:0:0:0:0:0:0:0", "write the address that clients reach"),
         ("LLMGW_NATS_URL", "localhost:4222", "nats://HOST:PORT"),
         ("LLMGW_NATS_URL", "nats://", "nats://HOST:PORT"),
         ("LLMGW_LOG_LEVEL", "loud", "debug, info, warning, error"),
@@ -149,6 +161,28 @@ def test_a_toml_value_of_the_wrong_type_is_refused_like_a_wrong_word(folder: Pat
 )
 def test_what_a_network_really_uses_is_accepted(variable: str, value: str, folder: Path) -> None:
     load(env={variable: value}, folder=folder)
+
+
+def test_a_node_that_is_heard_too_rarely_to_count_as_alive_is_refused(folder: Path) -> None:
+    path = write_config(folder, "sample_seconds = 20")
+    message = refusal({"LLMGW_NODE_LOST_SECONDS": "59"}, folder)
+    assert "node_lost_seconds (from LLMGW_NODE_LOST_SECONDS) is 59" in message
+    assert f"sample_seconds (from {path}) is 20" in message
+    assert "at least 3 times sample_seconds, here 60" in message
+    load(env={"LLMGW_NODE_LOST_SECONDS": "60"}, folder=folder)
+
+
+@pytest.mark.parametrize(
+    "env", [{}, {"LLMGW_NODE_LOST_SECONDS": "2"}, {"LLMGW_SAMPLE_SECONDS": "3600"}]
+)
+def test_how_rarely_is_judged_only_where_both_are_given(env: dict[str, str], folder: Path) -> None:
+    load(env=env, folder=folder)
+
+
+def test_on_one_machine_it_is_judged_whatever_was_given() -> None:
+    require_patience(Settings(node="n", data=Path()))
+    with pytest.raises(UsageError, match="node_lost_seconds is 45 and sample_seconds is 16"):
+        require_patience(Settings(node="n", data=Path(), sample_seconds=16))
 
 
 def test_credentials_are_used_but_never_shown(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -18,6 +19,9 @@ import yaml
 from llmgw.catalog.entries import Entry
 from llmgw.core import events as e
 from llmgw.log.embedded import embedded_server
+from llmgw.log.jetstream import connect
+from llmgw.settings import Settings
+from llmgw.telling import say, tell
 from tests.support.cluster import Programs, pretended, running_up
 from tests.support.nats import is_running
 from tests.support.wait import until
@@ -231,3 +235,87 @@ async def test_a_disk_that_fills_up_later_stops_nothing_that_runs(tmp_path: Path
             await up.assert_folds_the_same()
             assert await up.program.stop() == 0
             assert up.tree() == []
+
+
+async def test_a_log_that_was_wiped_is_said_and_stops_nothing(tmp_path: Path) -> None:
+    async with running_up(tmp_path) as up:
+        await up.apply(pretended(up, "m"))
+        ready = await up.event(e.ReplicaBecameReady)
+        await until(lambda: up.program.says("r1 answers at"), 20, "it is told")
+        (tmp_path / "data" / "nats" / "jetstream").rename(tmp_path / "moved")
+        os.kill(up.part("nats-server"), signal.SIGKILL)
+        await until(lambda: up.program.says("the log was wiped or replaced"), 40, "up says so")
+        assert up.program.says("nothing was stopped")
+        before = len(up.program.output)
+        await until(
+            lambda: "r1 found running" in up.program.output[before:], 40, "the new log is told"
+        )
+        assert not up.program.has_ended()
+        assert [p.pid for p in up.engines()] == [ready.pid]
+        assert await up.program.stop(signal.SIGINT) == 0
+        assert up.tree() == []
+
+
+async def test_who_tells_the_log_goes_on_trying_when_it_does_not_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with embedded_server(tmp_path) as server:
+        log = await connect(server.url, "c1", name="test")
+        await log.close()
+        settings = Settings(node="n1", data=tmp_path)
+        telling = asyncio.create_task(tell(settings, log, None, None))
+        shown = await until(lambda: capsys.readouterr().err, 10, "the reason is said")
+        assert "the log cannot be followed, trying again: the log at nats://" in shown
+        assert not telling.done()
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+        assert telling.cancelled()
+
+
+async def test_why_a_part_ended_is_said_at_once(programs: Programs) -> None:
+    data = programs.folder / "data"
+    other = programs.start("agent", "run", data=data, node="n1", nats_url="nats://127.0.0.1:1")
+    await until(lambda: other.says("node_started"), 30, "another agent runs")
+    up = programs.start("up", data=data, node="n1")
+    await until(lambda: up.says('"part_ended"'), 30, "its own agent has ended")
+    [line] = [line for line in up.output.splitlines() if '"part_ended"' in line][:1]
+    told = json.loads(line)
+    assert "is in use by another agent" in told["said"]
+    assert told["log"] == str(data / "logs" / "agent.log")
+    assert await up.stop(signal.SIGINT) == 0
+    assert await other.stop() == 0
+
+
+async def test_a_second_ctrl_c_ends_at_once_and_leaves_engines_to_the_next_one(
+    tmp_path: Path,
+) -> None:
+    async with running_up(tmp_path) as up:
+        await up.apply(pretended(up, "m", "ignore=term"))
+        ready = await up.event(e.ReplicaBecameReady)
+        up.program.send(signal.SIGINT)
+        await until(lambda: up.program.says("Ctrl-C again ends at once"), 20, "up says how long")
+        assert await up.program.stop(signal.SIGINT) == 0
+        assert "left to the next `llmgw up`" in up.program.output
+        assert up.program.output.endswith("stopped\n")
+        assert "Traceback" not in up.program.output
+        assert up.tree() == [ready.pid], "the engine alone is left"
+        assert not (tmp_path / "data" / "endpoint.json").exists()
+        async with running_up(tmp_path) as again:
+            await again.event(e.ReplicaAdopted)
+            assert [p.pid for p in again.engines()] == [ready.pid]
+
+
+def test_what_engines_write_cannot_take_over_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    say("m is loading: \x1b[2J\u202eready")
+    assert capsys.readouterr().err == "m is loading: \\x1b[2J\\u202eready\n"
+
+
+async def test_nodes_that_would_count_as_lost_between_two_samples_are_refused(
+    programs: Programs,
+) -> None:
+    data = programs.folder / "data"
+    message = await refused(programs, 2, data=data, sample_seconds=30)
+    assert "node_lost_seconds is 45 and sample_seconds is 30" in message
+    assert not data.exists()
