@@ -29,7 +29,8 @@ class Node(msgspec.Struct):
     `revision` counts changes of what should run here; `commanded` is the newest revision that
     a command carried and `ended` the newest that came to an outcome. `retiring` are replicas
     that are over once a revision is done; `strays` are parts that run here although nobody
-    wants them, with the devices that they occupy.
+    wants them, with the devices that they occupy. `session` is the newest life of its agent;
+    `rivals`: an older one still speaks, so two agents use one name.
     """
 
     name: str
@@ -52,7 +53,9 @@ class Node(msgspec.Struct):
     refused: str | None = None
     retiring: dict[str, int] = {}
     strays: dict[str, tuple[int, ...]] = {}
+    session: str = ""
     sessions: dict[str, int] = {}
+    rivals: bool = False
     heard_ns: int = 0
 
 

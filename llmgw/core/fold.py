@@ -71,9 +71,14 @@ def node_for(state: Cluster, name: str, session: str, number: int) -> Node | Non
     last = sessions.get(session)
     if last is None:
         _open_session(sessions, session)
+        node.session, node.rivals = session, False
     elif number <= last:
         state.duplicates += 1
         return None
+    elif session != node.session and not node.rivals:
+        # An agent sends what an earlier life left behind before it says that it started.
+        node.rivals = True
+        _note(state, "rivals", f"two agents report as {name}: name one of them with LLMGW_NODE")
     sessions[session] = number
     node.heard_ns = state.time_ns
     return node

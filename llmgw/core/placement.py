@@ -119,6 +119,8 @@ def node_refuses(node: Node) -> str | None:
         return "node lost"
     if not node.started:
         return "node stopped"
+    if node.rivals:
+        return "node name used by two agents"
     if node.inventory is None:
         return (
             "node without inventory" if node.unreadable is None else "node of unreadable hardware"

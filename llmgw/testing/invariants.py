@@ -25,6 +25,8 @@ def violations(state: Cluster) -> Iterator[str]:
         yield from _overcommitted(node)
         yield from _revisions(node)
         yield from _retiring(state, node)
+        if node.session and node.session not in node.sessions:
+            yield f"{node.name} forgot its own session"
         if len(node.sessions) > KEPT_SESSIONS:
             yield f"{node.name} remembers {len(node.sessions)} sessions"
     yield from _held_and_placed(state)

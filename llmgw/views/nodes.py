@@ -86,6 +86,9 @@ def _command(node: Node) -> CommandState | None:
 
 
 def _warnings(node: Node) -> tuple[str, ...]:
-    found = node.inventory.warnings if node.inventory is not None else ()
-    unreadable = node.unreadable
-    return found if unreadable is None else (f"hardware cannot be read: {unreadable}", *found)
+    found = list(node.inventory.warnings) if node.inventory is not None else []
+    if node.unreadable is not None:
+        found.insert(0, f"hardware cannot be read: {node.unreadable}")
+    if node.rivals:
+        found.insert(0, "two agents report under this name: name one of them with LLMGW_NODE")
+    return tuple(found)

@@ -23,6 +23,7 @@ from llmgw.testing.builders import (
     started,
 )
 from llmgw.testing.invariants import snapshot
+from llmgw.views import nodes
 
 ONE = entry("m", "cpu")
 
@@ -251,3 +252,25 @@ def ready(replica: str = "r1") -> e.ReplicaBecameReady:
     return e.ReplicaBecameReady(
         replica=replica, generation=1, address="127.0.0.1", port=18100, pid=7, seconds=1
     )
+
+
+def test_two_agents_under_one_name_are_seen_and_given_nothing_more() -> None:
+    story = serving(entry("m", "cpu", gib=4), nodes=[joined("n1", processor())])
+    first = story.state.nodes["n1"].session
+
+    def say(session: str, number: int) -> None:
+        event = e.CommandSuperseded(revision=0, term=1, by=1)
+        story.append(
+            wire.encode_event(CLUSTER, event, node="n1", session=session, number=number, time=TIME)
+        )
+
+    say("second", 1)
+    assert nodes(story.state)[0].warnings == ()  # an agent that came up anew
+    say(first, 100)
+    assert "two agents" in story.state.incidents[-1].detail
+    assert "LLMGW_NODE" in nodes(story.state)[0].warnings[0]
+    story.given(applied(entry("m", "cpu", gib=4, replicas=2))).decided()
+    assert story.state.models["m"].refusals == {"node name used by two agents": 1}
+    say("third", 1)
+    story.decided()
+    assert story.state.models["m"].missing == 0
