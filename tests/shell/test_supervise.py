@@ -201,7 +201,8 @@ async def test_a_secret_of_the_node_reaches_the_engine_and_settings_do_not(
     monkeypatch.setenv("MY_SECRET", "hunter2")
     monkeypatch.setenv("LLMGW_NATS_URL", "nats://me:password@127.0.0.1:4222")
     script = (
-        "import os; print(sorted(n for n in os.environ if n[:5] == 'LLMGW'), os.environ['KEY'])"
+        "import os; key = os.environ['KEY'];"
+        "print(sorted(n for n in os.environ if n[:5] == 'LLMGW'), key, key[::-1])"
     )
     entry = pretended(
         programs, "m", command=(sys.executable, "-c", script), env={"KEY": "<${MY_SECRET}>"}
@@ -210,7 +211,8 @@ async def test_a_secret_of_the_node_reaches_the_engine_and_settings_do_not(
         ended = await watched.report(s.EngineExited, await watched.spawn(entry))
     assert ended.exit_code == 0
     names = ["LLMGW_ENGINE", "LLMGW_HOST", "LLMGW_MODEL", "LLMGW_PORT"]
-    assert ended.output == f"{names} <hunter2>"
+    # The engine had it, as its reverse shows; what it printed of it is masked.
+    assert ended.output == f"{names} <***> >2retnuh<"
 
 
 async def test_the_next_supervisor_finds_the_engine_and_notices_its_end(
