@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from llmgw import __version__, wire
-from llmgw.children import hearing_signals
+from llmgw.clock import now
 from llmgw.core import events as e
 from llmgw.core import stimuli as s
 from llmgw.core.commands import SetAssignments
@@ -36,8 +36,9 @@ from llmgw.log.base import LogRewound
 from llmgw.log.jetstream import JetStreamLog, connect
 from llmgw.outbox import Outbox, open_outbox
 from llmgw.replay import records
-from llmgw.sample import Sampler, hardware_settings, now, simulated_hardware
+from llmgw.sample import Sampler, hardware_settings, simulated_hardware
 from llmgw.settings import Settings, nats_url
+from llmgw.stopping import hearing_signals
 from llmgw.supervise import Supervisor
 
 TICK_SECONDS = 0.1

@@ -12,14 +12,13 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import anyio
 import structlog
 
 from llmgw.log.tether import tethered
-from llmgw.logs import visible
+from llmgw.masking import visible
+from llmgw.stopping import STOP_SIGNALS
 from llmgw.supervise import last_output
 
 FIRST_PAUSE_SECONDS = 0.5
@@ -27,17 +26,7 @@ LONGEST_PAUSE_SECONDS = 30.0
 SAID_CHARACTERS = 300
 STEADY_SECONDS = 60.0
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
 log = structlog.get_logger()
-
-
-@contextlib.contextmanager
-def hearing_signals() -> Iterator[AsyncIterator[signal.Signals]]:
-    """Receive SIGTERM and SIGINT in the block, those included that came before it."""
-    with anyio.open_signal_receiver(*STOP_SIGNALS) as signals:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        yield signals
 
 
 class Child:

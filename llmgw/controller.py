@@ -20,7 +20,7 @@ import anyio
 import structlog
 
 from llmgw import wire
-from llmgw.children import hearing_signals
+from llmgw.clock import now
 from llmgw.core import events as e
 from llmgw.core.cluster import Cluster
 from llmgw.core.commands import SetAssignments
@@ -30,8 +30,8 @@ from llmgw.folding import fold
 from llmgw.log.base import LogRewound
 from llmgw.log.jetstream import JetStreamLog, connect
 from llmgw.log.lease import Lease
-from llmgw.sample import now
 from llmgw.settings import Settings, nats_url
+from llmgw.stopping import hearing_signals
 
 RETRY_SECONDS = 1.0
 LEASE_SECONDS = 15.0

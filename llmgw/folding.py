@@ -15,7 +15,15 @@ from llmgw.core.cluster import Cluster, Node
 from llmgw.core.events import EVENTS
 from llmgw.core.fold import NODE_HANDLERS, apply, node_for
 from llmgw.errors import MalformedRecord
-from llmgw.wire import SHALLOW_BYTES, UNDECODABLE, check_size_and_depth, decode, record_of, route_of
+from llmgw.wire import (
+    SHALLOW_BYTES,
+    UNDECODABLE,
+    Route,
+    check_size_and_depth,
+    decode,
+    record_of,
+    route_of,
+)
 
 MOST_PLANS = 65_536
 
@@ -47,6 +55,7 @@ class _Plan(NamedTuple):
     source: str
     node: str
     handler: Callable[[Cluster, Node, Any], None] | None
+    route: Route | None
 
 
 def _unknown(_payload: bytes) -> NoReturn:
@@ -58,10 +67,10 @@ class _Plans(dict[str, _Plan]):
 
     def __missing__(self, subject: str) -> _Plan:
         route = route_of(subject)
-        plan = _Plan(_unknown, "", "", None)
+        plan = _Plan(_unknown, "", "", None, None)
         if route is not None and route.decode is not None:
             handler = NODE_HANDLERS.get(EVENTS[route.wire]) if route.origin == "node" else None
-            plan = _Plan(route.decode, route.source, route.node, handler)
+            plan = _Plan(route.decode, route.source, route.node, handler, route)
         if len(self) >= MOST_PLANS:  # somebody makes up subjects
             self.clear()
         self[subject] = plan
@@ -76,7 +85,7 @@ def fold(state: Cluster, messages: Iterable[Stored]) -> None:
     plans = _PLANS
     for message in messages:
         payload = message.payload
-        read, source, name, handler = plans[message.subject]
+        read, source, name, handler, route = plans[message.subject]
         try:
             if len(payload) > SHALLOW_BYTES:
                 check_size_and_depth(payload)
@@ -84,11 +93,11 @@ def fold(state: Cluster, messages: Iterable[Stored]) -> None:
         except UNDECODABLE:
             _fold_slowly(state, message)
             continue
-        if envelope.source != source:
+        if route is None or envelope.source != source:
             _fold_slowly(state, message)
             continue
         if handler is None:
-            apply(state, record_of(message.sequence, message.time_ns, message.subject, envelope))
+            apply(state, record_of(message.sequence, message.time_ns, route, envelope))
             continue
         state.sequence = message.sequence
         state.time_ns = message.time_ns

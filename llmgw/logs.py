@@ -40,13 +40,6 @@ def configure(
     _configure_libraries(out, renderer)
 
 
-def visible(text: str) -> str:
-    """Return `text` on one line, with what could move the cursor or turn the text around written
-    out: a terminal obeys whoever wrote it.
-    """
-    return "".join(map(_visible, text))
-
-
 def mask_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Mask secrets in every value of an event; a structlog processor."""
     return {name: mask_value(name, value) for name, value in event.items()}
@@ -70,12 +63,6 @@ class _Unfailing:
     def flush(self) -> None:
         with contextlib.suppress(OSError):
             self._stream.flush()
-
-
-def _visible(character: str) -> str:
-    if character.isprintable():
-        return character
-    return " " if character in "\n\r\t" else ascii(character)[1:-1]
 
 
 def _common_processors() -> list[Processor]:

@@ -1,4 +1,4 @@
-"""Hiding what nobody may read: passwords, tokens and prompts in values that are shown or logged.
+"""Hiding what nobody may read in values that are shown or logged, and showing what hides itself.
 
 Pure. It changes only what is displayed, never what is used. Called by the logs, by
 `llmgw config show`, and by whoever puts a program's last words into an event. It errs towards
@@ -60,6 +60,13 @@ def mask_known(text: str, environ: Mapping[str, str]) -> str:
     return text
 
 
+def visible(text: str) -> str:
+    """Return `text` on one line, with what could move the cursor or turn the text around written
+    out: a terminal obeys whoever wrote it.
+    """
+    return "".join(map(_visible, text))
+
+
 def mask_arguments(arguments: Sequence[str]) -> list[str]:
     """Return a program's arguments with the value after `--api-key` and its like masked."""
     return list(_masked_arguments(arguments))
@@ -93,3 +100,9 @@ def _masked_arguments(arguments: Sequence[str]) -> Iterator[str]:
     for argument in arguments:
         yield MASK if value_is_secret else mask_text(argument)
         value_is_secret = _FLAG.fullmatch(argument) is not None
+
+
+def _visible(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character in "\n\r\t" else ascii(character)[1:-1]

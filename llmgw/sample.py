@@ -10,7 +10,6 @@ A simulated node is measured as any other, with a captured folder in place of th
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
@@ -137,8 +136,3 @@ class Sampler:
         if text != self.error:
             log.error("hardware_unreadable", reason=text)
         self.error = text
-
-
-def now() -> str:
-    """Return the present time as the wire shows it (RFC 3339, UTC); nothing is decided on it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

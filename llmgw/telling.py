@@ -7,25 +7,22 @@ the one in force.
 from __future__ import annotations
 
 import contextlib
-import secrets
 import sys
 import time
 from pathlib import Path
 
 import anyio
 
-from llmgw import wire
+from llmgw.asking import apply_catalog
 from llmgw.catalog.entries import Catalog
-from llmgw.core import events as e
 from llmgw.core.cluster import Cluster, Part
 from llmgw.core.fold import apply
 from llmgw.core.stimuli import Key, Start
 from llmgw.errors import LlmgwError
 from llmgw.log.base import LogRewound
 from llmgw.log.jetstream import JetStreamLog
-from llmgw.logs import visible
+from llmgw.masking import visible
 from llmgw.replay import fold_log, records
-from llmgw.sample import now
 from llmgw.settings import Settings
 from llmgw.supervise import last_output, log_name
 from llmgw.views.summaries import summary
@@ -82,7 +79,9 @@ class _Teller:
         self._created_ns = (await self._log.bounds()).created_ns
         self._state = await fold_log(self._log)
         if catalog is not None and catalog != self._state.catalog:
-            await _apply_catalog(self._settings, self._log, catalog, file)
+            await apply_catalog(
+                self._log, self._settings.cluster, catalog, None if file is None else str(file)
+            )
         self.began = True
 
     async def go_on(self) -> None:
@@ -109,16 +108,6 @@ def _reason(group: BaseExceptionGroup[BaseException]) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return str(error)
-
-
-async def _apply_catalog(
-    settings: Settings, log: JetStreamLog, catalog: Catalog, file: Path | None
-) -> None:
-    event = e.CatalogApplied(catalog=catalog, file=str(file) if file is not None else None)
-    message = wire.encode_event(
-        settings.cluster, event, session=secrets.token_hex(8), number=1, time=now()
-    )
-    await log.append(message.subject, message.payload, message_id=message.message_id)
 
 
 async def _show_progress(settings: Settings, state: Cluster) -> None:

@@ -20,7 +20,7 @@ import structlog
 
 from llmgw.catalog.entries import Catalog
 from llmgw.catalog.load import load
-from llmgw.children import STOP_SIGNALS, Child
+from llmgw.children import Child
 from llmgw.errors import BackendUnavailable, LlmgwError, UsageError
 from llmgw.folder import held, unusable
 from llmgw.hardware.discover import discover
@@ -28,6 +28,7 @@ from llmgw.log.embedded import EmbeddedServer, embedded_server
 from llmgw.log.jetstream import connect
 from llmgw.sample import simulated_hardware
 from llmgw.settings import ENDPOINT_FILE, NAMES, Settings, require_patience
+from llmgw.stopping import STOP_SIGNALS
 from llmgw.telling import say, tell
 
 AGENT_GRACE_SECONDS = 60.0

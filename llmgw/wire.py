@@ -258,23 +258,13 @@ def decode(sequence: int, time_ns: int, subject: str, payload: bytes) -> Record:
         return _reread(sequence, time_ns, subject, route, payload, error)
     if envelope.source != route.source:
         return _unread(sequence, time_ns, route, Unreadable(subject, _forged(envelope, route)))
-    return Record(
-        sequence,
-        time_ns,
-        route.origin,
-        route.node,
-        envelope.session,
-        envelope.number,
-        envelope.data,
-    )
+    return record_of(sequence, time_ns, route, envelope)
 
 
 def record_of(
-    sequence: int, time_ns: int, subject: str, envelope: _Incoming[Any, Any, Any]
+    sequence: int, time_ns: int, route: Route, envelope: _Incoming[Any, Any, Any]
 ) -> Record:
     """Return the record of an envelope that was read as its subject says."""
-    route = _ROUTES[subject]
-    assert route is not None
     return Record(
         sequence,
         time_ns,

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from llmgw.logs import configure, visible
-from llmgw.masking import mask_arguments, mask_known, mask_text, mask_value
+from llmgw.logs import configure
+from llmgw.masking import mask_arguments, mask_known, mask_text, mask_value, visible
 
 LOGS_MUCH = """
 import logging, structlog

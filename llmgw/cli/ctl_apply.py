@@ -56,11 +56,12 @@ def apply(
 async def _apply(
     settings: Settings, catalog: Catalog, file: str, wait: float, output: Format
 ) -> None:
+    from llmgw.asking import apply_catalog
     from llmgw.cli.output import emit
     from llmgw.core.events import CatalogRejected
 
     async with open_log(settings) as log:
-        sequence = await _record(log, settings.cluster, catalog, file)
+        sequence = await apply_catalog(log, settings.cluster, catalog, file)
         answer = await _answer(log, sequence, wait)
     reasons = answer.reasons if isinstance(answer, CatalogRejected) else ()
     result: dict[str, Any] = {"sequence": sequence, "answer": _word(answer)}
@@ -71,23 +72,6 @@ async def _apply(
         note(reason)
     if reasons:
         raise typer.Exit(SAID_NO)
-
-
-async def _record(log: Log, cluster: str, catalog: Catalog, file: str) -> int:
-    from datetime import UTC, datetime
-    from uuid import uuid4
-
-    from llmgw import wire
-    from llmgw.core.events import CatalogApplied
-
-    message = wire.encode_event(
-        cluster,
-        CatalogApplied(catalog=catalog, file=file),
-        session=uuid4().hex,
-        number=1,
-        time=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-    )
-    return await log.append(message.subject, message.payload, message_id=message.message_id)
 
 
 async def _answer(log: Log, request: int, wait_seconds: float) -> Answer | None:

@@ -17,6 +17,7 @@ import typer
 
 from llmgw.cli.options import Format
 from llmgw.errors import LlmgwError
+from llmgw.masking import visible
 
 T = TypeVar("T")
 
@@ -84,14 +85,8 @@ def _cell(value: object, wide: bool) -> str:
         return "-"
     if isinstance(value, tuple | list):
         value = ", ".join(map(str, value))
-    text = "".join(map(_visible, str(value)))
+    text = visible(str(value))
     return text if wide or len(text) <= CELL_CHARACTERS else text[: CELL_CHARACTERS - 1] + "…"
-
-
-def _visible(character: str) -> str:
-    if character.isprintable():
-        return character
-    return " " if character in "\n\r\t" else ascii(character)[1:-1]
 
 
 def _width(text: str) -> int:

@@ -1,0 +1,23 @@
+"""What a person asks for, as operator events: safe in the log before anybody acts on it."""
+
+from __future__ import annotations
+
+import secrets
+
+from llmgw import wire
+from llmgw.catalog.entries import Catalog
+from llmgw.clock import now
+from llmgw.core.events import CatalogApplied
+from llmgw.log.base import Log
+
+
+async def apply_catalog(log: Log, cluster: str, catalog: Catalog, file: str | None) -> int:
+    """Ask for `catalog`, read from `file`, and return the sequence of the request."""
+    message = wire.encode_event(
+        cluster,
+        CatalogApplied(catalog=catalog, file=file),
+        session=secrets.token_hex(16),
+        number=1,
+        time=now(),
+    )
+    return await log.append(message.subject, message.payload, message_id=message.message_id)
