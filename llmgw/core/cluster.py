@@ -14,7 +14,7 @@ from llmgw.core.values import Phase
 from llmgw.engines.base import Grant
 from llmgw.hardware.types import Device, Inventory
 
-CODE_SCHEMA = 1
+CODE_SCHEMA = 2
 """Raised whenever the shape or meaning of the state changes: older snapshots are discarded."""
 
 KEPT_SESSIONS = 8
@@ -22,7 +22,7 @@ KEPT_OPERATOR_EVENTS = 1024
 KEPT_INCIDENTS = 100
 
 
-class Node(msgspec.Struct):
+class Node(msgspec.Struct, gc=False):
     """One node as the log tells it.
 
     `held` says which replica holds how many bytes of which memory pool (see `pool_of`).
@@ -30,7 +30,8 @@ class Node(msgspec.Struct):
     a command carried and `ended` the newest that came to an outcome. `retiring` are replicas
     that are over once a revision is done; `strays` are parts that run here although nobody
     wants them, with the devices that they occupy. `session` is the newest life of its agent;
-    `rivals`: an older one still speaks, so two agents use one name.
+    `rivals`: an older one still speaks, so two agents use one name. `cordoned` and `draining` are
+    what the operator asked for; `labels` what the agent's settings say of the node.
     """
 
     name: str
@@ -57,9 +58,12 @@ class Node(msgspec.Struct):
     sessions: dict[str, int] = {}
     rivals: bool = False
     heard_ns: int = 0
+    labels: dict[str, str] = {}
+    cordoned: bool = False
+    draining: bool = False
 
 
-class Part(msgspec.Struct):
+class Part(msgspec.Struct, gc=False):
     """One part of a replica: where it is and what its agent last said of it.
 
     `grants` are the devices themselves: a number may mean another device after a reboot. `pools`
@@ -84,7 +88,7 @@ class Part(msgspec.Struct):
     output: str | None = None
 
 
-class Replica(msgspec.Struct):
+class Replica(msgspec.Struct, gc=False):
     """One running, or wanted, copy of a model. `entry` is what it was decided with (see `unit`)."""
 
     name: str
@@ -95,21 +99,24 @@ class Replica(msgspec.Struct):
     reasons: tuple[str, ...]
     decided_at: int
     retired: str | None = None
+    score: dict[str, int] = {}
 
 
-class Model(msgspec.Struct):
+class Model(msgspec.Struct, gc=False):
     """One entry of the catalog in force, and why the replicas it lacks are nowhere.
 
-    `one` is what a replica of it is decided with (see `unit`).
+    `one` is what a replica of it is decided with (see `unit`). `measured_bytes` is the most that a
+    replica of `one` was seen to take of a device.
     """
 
     entry: Entry
     one: Entry
     missing: int = 0
     refusals: dict[str, int] = {}
+    measured_bytes: int | None = None
 
 
-class Incident(msgspec.Struct, frozen=True):
+class Incident(msgspec.Struct, frozen=True, gc=False):
     """A record that changed nothing, and why: unreadable, void, unknown."""
 
     sequence: int
@@ -117,8 +124,10 @@ class Incident(msgspec.Struct, frozen=True):
     detail: str
 
 
-class Cluster(msgspec.Struct):
+class Cluster(msgspec.Struct, dict=True):
     """Everything that the log says, folded up to `sequence`.
+
+    `dict`: the placement index hangs on it, which is no part of the state (see `core.index`).
 
     `pending` is the operator's catalog that no controller has answered yet. `needs_upgrade` names
     a type whose version is newer than this code: deciding has stopped.
@@ -149,8 +158,11 @@ class Cluster(msgspec.Struct):
 
 
 def unit(entry: Entry) -> Entry:
-    """Return what one replica of the entry depends on: how many are wanted is not part of it."""
-    return msgspec.structs.replace(entry, replicas=1)
+    """Return what a running replica of the entry depends on.
+
+    How many are wanted, how they are spread and what they may displace is not part of it.
+    """
+    return msgspec.structs.replace(entry, replicas=1, priority=0, policy="spread")
 
 
 def pool_of(device: Device) -> str:

@@ -16,7 +16,7 @@ from llmgw.core.values import Token, Whole
 from llmgw.engines.base import Grant
 
 
-class Assignment(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Assignment(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """One part of a replica that should run on the node, on these devices."""
 
     replica: Token
@@ -27,7 +27,7 @@ class Assignment(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     grants: tuple[Grant, ...]
 
 
-class SetAssignments(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class SetAssignments(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """Everything that should run on `node`, and nothing else.
 
     `revision` counts the changes of that list; `term` is the leadership that sent it, `at` the

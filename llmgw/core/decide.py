@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from llmgw.catalog.entries import Entry
 from llmgw.catalog.problems import problems
-from llmgw.core.cluster import Cluster, Model, Node, Replica
+from llmgw.core.cluster import Cluster, Model, Node, Replica, pool_of
 from llmgw.core.commands import Assignment, SetAssignments
 from llmgw.core.events import (
     CatalogAccepted,
@@ -21,7 +21,8 @@ from llmgw.core.events import (
     ReplicaAssigned,
     ReplicaRetired,
 )
-from llmgw.core.placement import Held, Placed, place
+from llmgw.core.held import Held
+from llmgw.core.placement import Placed, place
 
 Intention = Decision | SetAssignments
 
@@ -60,7 +61,7 @@ def _replica_decisions(state: Cluster) -> Iterator[Decision]:
     for name, replicas in by_model.items():
         if name not in state.models:
             yield from (_retire(state, r, "its model left the catalog") for r in replicas)
-    for model in state.models.values():
+    for model in _by_priority(state):
         replicas = by_model.get(model.entry.name, [])
         for decision in _model_decisions(state, model, replicas, held, number):
             if isinstance(decision, ReplicaAssigned):
@@ -68,13 +69,16 @@ def _replica_decisions(state: Cluster) -> Iterator[Decision]:
             yield decision
 
 
+def _by_priority(state: Cluster) -> list[Model]:
+    """Return the models, those first that may displace others; else in the catalog's order."""
+    return sorted(state.models.values(), key=lambda model: -model.entry.priority)
+
+
 def _model_decisions(
     state: Cluster, model: Model, replicas: list[Replica], held: Held, number: int
 ) -> Iterator[Decision]:
     entry = model.entry
-    one = model.one
-    current = [r for r in replicas if r.entry == one and not _on_lost_node(state, r)]
-    outdated = [r for r in replicas if r.entry != one]
+    current, leaving = _sorted_out(state, model, replicas)
     missing = entry.replicas - len(current)
     refusals: dict[str, int] = {}
     while missing > 0:
@@ -85,7 +89,7 @@ def _model_decisions(
             refusals = dict(answer.refusals)
             break
         yield _assign(state, entry, f"r{number}", answer)
-        held.take(state, f"r{number}", answer.parts)
+        held.take(state, f"r{number}", answer.parts, entry)
         number += 1
         missing -= 1
     if (model.missing, model.refusals) != (max(missing, 0), refusals):
@@ -96,41 +100,62 @@ def _model_decisions(
             missing=max(missing, 0),
             refusals=refusals,
         )
-    yield from _retirements(state, entry, current, outdated, missing)
+    yield from _retirements(state, entry, current, leaving, missing)
+    if missing > 0 and entry.priority > _lowest_priority(state):
+        yield from _displacements(state, entry, missing)
+
+
+def _sorted_out(
+    state: Cluster, model: Model, replicas: list[Replica]
+) -> tuple[list[Replica], list[Replica]]:
+    """Return the replicas as they should be, and those that go once others serve in their place.
+
+    Those on lost nodes are neither: what becomes of them is known when the node returns.
+    """
+    current, leaving = [], []
+    for replica in replicas:
+        changed = replica.entry != model.one
+        if changed or _on_draining_node(state, replica):
+            leaving.append(replica)
+        elif not _on_lost_node(state, replica):
+            current.append(replica)
+    return current, leaving
 
 
 def _retirements(
-    state: Cluster, entry: Entry, current: list[Replica], outdated: list[Replica], missing: int
+    state: Cluster, entry: Entry, current: list[Replica], leaving: list[Replica], missing: int
 ) -> Iterator[Decision]:
     """Retire what is too much.
 
-    An outdated replica serves until a new one is ready, unless it stands in the way of one.
+    A replica that leaves serves until a new one is ready, unless it stands in the way of one.
     """
     surplus = len(current) - entry.replicas
     if surplus > 0:
         for replica in sorted(current, key=_least_useful)[:surplus]:
             yield _retire(state, replica, f"more than the {entry.replicas} wanted")
+    if not leaving:
+        return
     ready = sum(1 for r in current if _is_ready(r))
-    in_the_way = _in_the_way(state, entry, outdated, missing) if outdated else []
+    in_the_way = _in_the_way(state, entry, leaving, missing)
     for replica in in_the_way:
         yield _retire(state, replica, "it stands in the way of the changed entry")
-    serving = sorted((r for r in outdated if r not in in_the_way), key=_least_useful)
+    serving = sorted((r for r in leaving if r not in in_the_way), key=_least_useful)
     for replica in serving[: max(0, len(serving) - max(0, entry.replicas - ready))]:
-        yield _retire(state, replica, "its entry changed")
+        drained = _on_draining_node(state, replica)
+        yield _retire(state, replica, "its node is drained" if drained else "its entry changed")
 
 
 def _in_the_way(
-    state: Cluster, entry: Entry, outdated: list[Replica], missing: int
+    state: Cluster, entry: Entry, leaving: list[Replica], missing: int
 ) -> list[Replica]:
-    """Return the outdated replicas without which the missing ones fit: none if nothing helps.
+    """Return those that leave without which the missing ones fit: none if nothing helps.
 
     What is being retired already counts as gone, so that no more are retired than needed.
     """
-    held = Held()
-    for replica in state.replicas.values():
-        if replica.retired is not None and not _on_lost_node(state, replica):
-            held.release(replica.name)
-    waiting = iter(sorted(outdated, key=_least_useful))
+    if missing <= 0:
+        return []
+    held = _without_the_retired(state)
+    waiting = iter(sorted(leaving, key=_least_useful))
     released: list[Replica] = []
     needed: list[Replica] = []
     for number in range(missing):
@@ -138,14 +163,90 @@ def _in_the_way(
             candidate = next(waiting, None)
             if candidate is None:
                 return needed
-            held.release(candidate.name)
+            held.release(state, candidate.name)
             released.append(candidate)
-        held.take(state, f"missing-{number}", answer.parts)
-        nodes = {part.node for part in answer.parts}
-        here = [r for r in released if any(part.node in nodes for part in r.parts)]
+        held.take(state, f"missing-{number}", answer.parts, entry)
+        here = _holders(released, answer)
         needed += here
         released = [r for r in released if r not in here]
     return needed
+
+
+def _without_the_retired(state: Cluster) -> Held:
+    held = Held()
+    for replica in state.replicas.values():
+        if replica.retired is not None and not _on_lost_node(state, replica):
+            held.release(state, replica.name)
+    return held
+
+
+def _holders(released: list[Replica], answer: Placed) -> list[Replica]:
+    """Return those of the released replicas that share a node with the answer."""
+    nodes = {part.node for part in answer.parts}
+    return [r for r in released if any(part.node in nodes for part in r.parts)]
+
+
+# --- priority -------------------------------------------------------------------------------------
+
+
+def _lowest_priority(state: Cluster) -> int:
+    return min(model.entry.priority for model in state.models.values())
+
+
+def _displacements(state: Cluster, entry: Entry, missing: int) -> Iterator[Decision]:
+    """Retire replicas of lower priority for those that fit nowhere: the least that helps.
+
+    The lowest priority goes first, and of one priority what is least useful. More and more are
+    thought away, twice as many each time, until one fits; only those whose memory it takes go.
+    """
+    candidates = [r for r in state.replicas.values() if _may_be_displaced(state, r, entry)]
+    candidates.sort(key=lambda r: (state.models[r.model].entry.priority, *_least_useful(r)))
+    held = _without_the_retired(state)
+    away: list[Replica] = []
+    for number in range(missing):
+        step = 1
+        while not isinstance(answer := place(state, entry, held), Placed):
+            if not candidates:
+                return
+            more, candidates = candidates[:step], candidates[step:]
+            step *= 2
+            for replica in more:
+                held.release(state, replica.name)
+            away += more
+        held.take(state, f"missing-{number}", answer.parts, entry)
+        taken = _pools(state, answer)
+        for replica in [r for r in away if taken & _held_pools(r)]:
+            away.remove(replica)
+            yield _retire(
+                state,
+                replica,
+                f"{entry.name} of priority {entry.priority} needs its place",
+            )
+
+
+def _may_be_displaced(state: Cluster, replica: Replica, entry: Entry) -> bool:
+    model = state.models.get(replica.model)
+    return (
+        replica.retired is None
+        and model is not None
+        and model.entry.priority < entry.priority
+        and not _on_lost_node(state, replica)
+    )
+
+
+def _pools(state: Cluster, answer: Placed) -> set[tuple[str, str]]:
+    return {
+        (part.node, pool_of(state.nodes[part.node].devices[number]))
+        for part in answer.parts
+        for number in part.devices
+    }
+
+
+def _held_pools(replica: Replica) -> set[tuple[str, str]]:
+    return {(part.node, pool) for part in replica.parts for pool in part.pools}
+
+
+# --- small questions ------------------------------------------------------------------------------
 
 
 def _least_useful(replica: Replica) -> tuple[bool, int]:
@@ -161,6 +262,10 @@ def _on_lost_node(state: Cluster, replica: Replica) -> bool:
     return any(state.nodes[part.node].lost for part in replica.parts)
 
 
+def _on_draining_node(state: Cluster, replica: Replica) -> bool:
+    return any(state.nodes[part.node].draining for part in replica.parts)
+
+
 def _assign(state: Cluster, entry: Entry, name: str, placed: Placed) -> ReplicaAssigned:
     return ReplicaAssigned(
         term=state.term,
@@ -172,6 +277,7 @@ def _assign(state: Cluster, entry: Entry, name: str, placed: Placed) -> ReplicaA
         parts=placed.parts,
         reasons=placed.reasons,
         refusals=dict(placed.refusals),
+        score=dict(placed.score),
     )
 
 

@@ -33,7 +33,10 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fa
 
 
 class NodeStarted(Event, frozen=True, kw_only=True):
-    """An agent came up. `boot_id` changes when the machine itself restarted."""
+    """An agent came up. `boot_id` changes when the machine itself restarted.
+
+    `labels` are what the operator says of the node: placement may ask for them.
+    """
 
     wire = "node.started"
 
@@ -41,6 +44,7 @@ class NodeStarted(Event, frozen=True, kw_only=True):
     agent_version: Text
     address: Text = "127.0.0.1"
     simulated: bool = False
+    labels: dict[str, Text] = {}
 
 
 class NodeStopped(Event, frozen=True, kw_only=True):
@@ -71,10 +75,14 @@ class NodeHardwareUnreadable(Event, frozen=True, kw_only=True):
 
 
 class Condition(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
-    """A lasting fact about a device that placement must know, with its hysteresis behind it."""
+    """A lasting fact that placement must know, with its hysteresis behind it.
 
-    device: Whole
-    name: Literal["hot", "occupied"]
+    About a device, or about the whole node where `device` is absent. The names are those of
+    `llmgw.core.conditions`; a reader may meet names that it does not know.
+    """
+
+    device: Whole | None = None
+    name: Token
     detail: Text
 
 
@@ -105,7 +113,11 @@ class ReplicaStarting(PartEvent, frozen=True, kw_only=True):
 
 
 class ReplicaBecameReady(PartEvent, frozen=True, kw_only=True):
-    """The engine's health endpoint answered. `seconds` is the time since the start."""
+    """The engine's health endpoint answered. `seconds` is the time since the start.
+
+    `memory_bytes` is what each of the part's devices truly lost to it, in the order of its
+    devices; empty where the hardware did not tell.
+    """
 
     wire = "replica.ready"
 
@@ -113,6 +125,7 @@ class ReplicaBecameReady(PartEvent, frozen=True, kw_only=True):
     port: Whole
     pid: Whole
     seconds: float
+    memory_bytes: tuple[Whole, ...] = ()
 
 
 class ReplicaAdopted(PartEvent, frozen=True, kw_only=True):
@@ -207,6 +220,61 @@ class CatalogApplied(Event, frozen=True, kw_only=True):
     file: Text | None = None
 
 
+class ModelScaled(Event, frozen=True, kw_only=True):
+    """The operator wants so many replicas of a model, until the next catalog says otherwise."""
+
+    wire = "model.scaled"
+    origin = "operator"
+
+    model: Text
+    replicas: Whole
+
+
+class ModelDeleted(Event, frozen=True, kw_only=True):
+    """The operator wants the model served no more, until the next catalog says otherwise."""
+
+    wire = "model.deleted"
+    origin = "operator"
+
+    model: Text
+
+
+class NodeCordoned(Event, frozen=True, kw_only=True):
+    """Nothing more shall be placed on the node; what runs there goes on."""
+
+    wire = "node.cordoned"
+    origin = "operator"
+
+    node: Token
+
+
+class NodeUncordoned(Event, frozen=True, kw_only=True):
+    """The node may be used again: neither cordoned nor drained."""
+
+    wire = "node.uncordoned"
+    origin = "operator"
+
+    node: Token
+
+
+class NodeDrained(Event, frozen=True, kw_only=True):
+    """The node shall be emptied: its replicas are placed elsewhere, then stopped there."""
+
+    wire = "node.drained"
+    origin = "operator"
+
+    node: Token
+
+
+class ReplicaRestartAsked(Event, frozen=True, kw_only=True):
+    """The operator wants the replica's engines started afresh, where they are."""
+
+    wire = "replica.restart_asked"
+    origin = "operator"
+
+    replica: Token
+
+
 # --- what the controller decided or noted ---------------------------------------------------
 
 
@@ -277,7 +345,10 @@ class PartPlacement(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
 class ReplicaAssigned(Decision, frozen=True, kw_only=True):
     """A replica of a model was given devices.
 
-    `reasons` says why there; `refusals` how many other devices failed which test.
+    `reasons` says why there; `refusals` how many other devices failed which test; `score` by what
+    numbers these won over the others that fit, each the lower the better: devices better avoided,
+    preferred labels missed, replicas of the model on the node, outside of what is liked (a domain
+    for a group, no domain for one device), bytes to spare, free devices left over beside them.
     """
 
     wire = "replica.assigned"
@@ -289,6 +360,7 @@ class ReplicaAssigned(Decision, frozen=True, kw_only=True):
     parts: tuple[PartPlacement, ...]
     reasons: tuple[Text, ...]
     refusals: dict[str, int] = {}
+    score: dict[str, int] = {}
 
 
 class ModelLeftUnplaced(Decision, frozen=True, kw_only=True):

@@ -11,6 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
+from llmgw.catalog.entries import Catalog, Entry
+from llmgw.catalog.rules import MOST_REPLICAS
 from llmgw.core import events as e
 from llmgw.core.cluster import (
     KEPT_INCIDENTS,
@@ -26,7 +30,8 @@ from llmgw.core.cluster import (
     unit,
 )
 from llmgw.core.commands import SetAssignments
-from llmgw.core.records import NewerVersion, Record, UnknownType, Unreadable
+from llmgw.core.index import touch
+from llmgw.core.records import Body, NewerVersion, Record, UnknownType, Unreadable
 from llmgw.core.refusals import refuses
 from llmgw.core.values import MAX_INTEGER, NEXT_PHASES, Phase
 from llmgw.engines.base import Grant
@@ -56,8 +61,8 @@ def apply(state: Cluster, record: Record) -> None:
             _note(state, "void", why)
     elif isinstance(body, SetAssignments):
         _commanded(state, body, record.node)
-    elif isinstance(body, e.CatalogApplied):
-        _catalog_applied(state, body, f"{record.session}/{record.number}")
+    elif type(body) in _OPERATOR_HANDLERS:
+        _asked(state, body, f"{record.session}/{record.number}")
     else:
         _note_unread(state, record)
 
@@ -67,10 +72,13 @@ def node_for(state: Cluster, name: str, session: str, number: int) -> Node | Non
     node = state.nodes.get(name)
     if node is None:
         node = state.nodes[name] = Node(name)
+        touch(state, node)
     sessions = node.sessions
     last = sessions.get(session)
     if last is None:
         _open_session(sessions, session)
+        if node.rivals:
+            touch(state, node)
         node.session, node.rivals = session, False
     elif number <= last:
         state.duplicates += 1
@@ -78,6 +86,7 @@ def node_for(state: Cluster, name: str, session: str, number: int) -> Node | Non
     elif session != node.session and not node.rivals:
         # An agent sends what an earlier life left behind before it says that it started.
         node.rivals = True
+        touch(state, node)
         _note(state, "rivals", f"two agents report as {name}: name one of them with LLMGW_NODE")
     sessions[session] = number
     node.heard_ns = state.time_ns
@@ -123,10 +132,12 @@ def _node_started(state: Cluster, node: Node, body: e.NodeStarted) -> None:
     node.agent_version = body.agent_version
     node.address = body.address
     node.simulated = body.simulated
+    node.labels = body.labels
     node.started = True
+    touch(state, node)
     if rebooted:  # the agent starts nothing of before until it is told again
         node.revision += 1
-        node.strays = {}
+        node.strays = {}  # touched already
         for part in _parts_on(state, node):
             if part.phase in ("starting", "ready", "stopping"):
                 _move(state, part, "lost")
@@ -135,6 +146,7 @@ def _node_started(state: Cluster, node: Node, body: e.NodeStarted) -> None:
 
 def _node_stopped(state: Cluster, node: Node, body: e.NodeStopped) -> None:
     node.started = False
+    touch(state, node)
 
 
 def _node_inventory(state: Cluster, node: Node, body: e.NodeInventoryTaken) -> None:
@@ -143,6 +155,7 @@ def _node_inventory(state: Cluster, node: Node, body: e.NodeInventoryTaken) -> N
     node.unreadable = None
     node.devices = {device.id: device for device in inventory.devices}
     node.excluded = _excluded(inventory) if inventory.excluded else {}
+    touch(state, node)
     if node.held and _renumbered(before, inventory.devices):
         numbers = {device.uuid: device.id for device in inventory.devices}
         for part in _parts_on(state, node):
@@ -152,6 +165,7 @@ def _node_inventory(state: Cluster, node: Node, body: e.NodeInventoryTaken) -> N
 
 def _hardware_unreadable(state: Cluster, node: Node, body: e.NodeHardwareUnreadable) -> None:
     node.unreadable = body.reason
+    touch(state, node)
 
 
 def _renumbered(before: dict[int, Device], devices: tuple[Device, ...]) -> bool:
@@ -174,6 +188,7 @@ def _excluded(inventory: Inventory) -> dict[int, str]:
 
 def _node_conditions(state: Cluster, node: Node, body: e.NodeConditionsChanged) -> None:
     node.conditions = body.conditions
+    touch(state, node)
 
 
 def _part(state: Cluster, node: Node, body: e.PartEvent) -> Part | None:
@@ -198,11 +213,17 @@ def _running(
     part = _part(state, node, body)
     if part is None:
         node.strays.setdefault(f"{body.replica}/{body.part}", devices)
+        touch(state, node)
         if node.commanded == node.revision:
             node.revision += 1
     elif node.strays:
-        node.strays.pop(f"{body.replica}/{body.part}", None)
+        _no_stray(state, node, body)
     return part
+
+
+def _no_stray(state: Cluster, node: Node, body: e.PartEvent) -> None:
+    if node.strays.pop(f"{body.replica}/{body.part}", None) is not None:
+        touch(state, node)
 
 
 def _move(state: Cluster, part: Part, phase: Phase) -> None:
@@ -233,6 +254,14 @@ def _replica_ready(state: Cluster, node: Node, body: e.ReplicaBecameReady) -> No
         part.pid = body.pid
         if part.reason is not None:
             part.reason = part.meaning = part.advice = part.output = None
+        if body.memory_bytes:
+            _measured(state, state.replicas[body.replica], max(body.memory_bytes))
+
+
+def _measured(state: Cluster, replica: Replica, taken_bytes: int) -> None:
+    model = state.models.get(replica.model)
+    if model is not None and model.one == replica.entry:
+        model.measured_bytes = max(model.measured_bytes or 0, taken_bytes)
 
 
 def _replica_adopted(state: Cluster, node: Node, body: e.ReplicaAdopted) -> None:
@@ -246,7 +275,7 @@ def _replica_adopted(state: Cluster, node: Node, body: e.ReplicaAdopted) -> None
 
 def _replica_failed(state: Cluster, node: Node, body: e.ReplicaFailed) -> None:
     if node.strays:
-        node.strays.pop(f"{body.replica}/{body.part}", None)
+        _no_stray(state, node, body)
     part = _part(state, node, body)
     if part is not None:
         _move(state, part, "failed")
@@ -261,7 +290,7 @@ def _replica_failed(state: Cluster, node: Node, body: e.ReplicaFailed) -> None:
 
 def _replica_stopped(state: Cluster, node: Node, body: e.ReplicaStopped) -> None:
     if node.strays:
-        node.strays.pop(f"{body.replica}/{body.part}", None)
+        _no_stray(state, node, body)
     part = _part(state, node, body)
     if part is not None:
         _move(state, part, "stopped")
@@ -284,7 +313,9 @@ def _end_on(state: Cluster, node: Node, replica: Replica) -> None:
         if name in nodes[part.node].retiring:
             return
     for part in replica.parts:
-        _release(nodes[part.node].held, part.pools, name)
+        holder = nodes[part.node]
+        _release(holder.held, part.pools, name)
+        touch(state, holder)
     del state.replicas[name]
 
 
@@ -305,6 +336,7 @@ def _command_completed(state: Cluster, node: Node, body: e.CommandCompleted) -> 
     node.refused = None
     if node.strays and body.revision >= node.revision:
         node.strays = {}  # written after the last stray was seen, so it is gone
+        touch(state, node)
     if node.retiring:
         _end_retired(state, node, body.revision)
 
@@ -333,15 +365,77 @@ def _command_refused(state: Cluster, node: Node, body: e.CommandRefused) -> None
 # --- what a person asked for -------------------------------------------------------------------
 
 
-def _catalog_applied(state: Cluster, body: e.CatalogApplied, key: str) -> None:
+def _asked(state: Cluster, body: Body, key: str) -> None:
     if key in state.operator_events:
         state.duplicates += 1
         return
     state.operator_events[key] = state.sequence
     if len(state.operator_events) > KEPT_OPERATOR_EVENTS:
         del state.operator_events[next(iter(state.operator_events))]
+    why = _OPERATOR_HANDLERS[type(body)](state, body)
+    if why is not None:
+        state.void += 1
+        _note(state, "void", why)
+
+
+def _catalog_applied(state: Cluster, body: e.CatalogApplied) -> str | None:
     state.pending = body.catalog
     state.pending_sequence = state.sequence
+    return None
+
+
+def _model_scaled(state: Cluster, body: e.ModelScaled) -> str | None:
+    model = state.models.get(body.model)
+    if model is None:
+        return f"{body.model} cannot be scaled: it is not in the catalog in force"
+    if body.replicas > MOST_REPLICAS:
+        return f"{body.model} cannot be scaled to {body.replicas}: {MOST_REPLICAS} at most"
+    model.entry = replace(model.entry, replicas=body.replicas)
+    entries = (model.entry if x.name == body.model else x for x in state.catalog.models)
+    state.catalog = Catalog(models=tuple(entries))
+    return None
+
+
+def _model_deleted(state: Cluster, body: e.ModelDeleted) -> str | None:
+    if state.models.pop(body.model, None) is None:
+        return f"{body.model} cannot be deleted: it is not in the catalog in force"
+    entries = (entry for entry in state.catalog.models if entry.name != body.model)
+    state.catalog = Catalog(models=tuple(entries))
+    return None
+
+
+def _node_cordoned(state: Cluster, body: e.NodeCordoned) -> str | None:
+    return _keep_out(state, body.node, cordoned=True, draining=False)
+
+
+def _node_uncordoned(state: Cluster, body: e.NodeUncordoned) -> str | None:
+    return _keep_out(state, body.node, cordoned=False, draining=False)
+
+
+def _node_drained(state: Cluster, body: e.NodeDrained) -> str | None:
+    return _keep_out(state, body.node, cordoned=True, draining=True)
+
+
+def _keep_out(state: Cluster, name: str, *, cordoned: bool, draining: bool) -> str | None:
+    node = state.nodes.get(name)
+    if node is None:
+        return f"no node {name} is known"
+    node.cordoned, node.draining = cordoned, draining
+    touch(state, node)
+    return None
+
+
+def _restart_asked(state: Cluster, body: e.ReplicaRestartAsked) -> str | None:
+    """A new generation in the same place: the command names it, and the agent ends the old one."""
+    replica = state.replicas.get(body.replica)
+    if replica is None or replica.retired is not None:
+        return f"{body.replica} cannot be restarted: there is no such replica, or it is retired"
+    replica.generation += 1
+    for part in replica.parts:
+        state.nodes[part.node].revision += 1
+        part.phase, part.since_ns = "assigned", state.time_ns
+        part.attempt, part.pid = 0, None
+    return None
 
 
 # --- what the controller decided or noted --------------------------------------------------------
@@ -353,11 +447,15 @@ def _elected(state: Cluster, body: e.ControllerElected) -> None:
 
 
 def _node_lost(state: Cluster, body: e.NodeLost) -> None:
-    state.nodes[body.node].lost = True
+    node = state.nodes[body.node]
+    node.lost = True
+    touch(state, node)
 
 
 def _node_returned(state: Cluster, body: e.NodeReturned) -> None:
-    state.nodes[body.node].lost = False
+    node = state.nodes[body.node]
+    node.lost = False
+    touch(state, node)
 
 
 def _catalog_accepted(state: Cluster, body: e.CatalogAccepted) -> None:
@@ -366,16 +464,18 @@ def _catalog_accepted(state: Cluster, body: e.CatalogAccepted) -> None:
         return
     state.catalog = catalog
     state.catalog_sequence = body.request
-    state.models = {
-        entry.name: Model(entry, unit(entry), *_kept(state.models.get(entry.name)))
-        for entry in catalog.models
-    }
+    before = state.models
+    state.models = {entry.name: _model(entry, before.get(entry.name)) for entry in catalog.models}
     state.pending = None
     state.rejected_catalog = ()
 
 
-def _kept(model: Model | None) -> tuple[int, dict[str, int]]:
-    return (model.missing, model.refusals) if model else (0, {})
+def _model(entry: Entry, before: Model | None) -> Model:
+    one = unit(entry)
+    if before is None:
+        return Model(entry, one)
+    measured_bytes = before.measured_bytes if before.one == one else None
+    return Model(entry, one, before.missing, before.refusals, measured_bytes)
 
 
 def _catalog_rejected(state: Cluster, body: e.CatalogRejected) -> None:
@@ -387,7 +487,14 @@ def _replica_assigned(state: Cluster, body: e.ReplicaAssigned) -> None:
     entry = state.models[body.model].one
     parts = [_placed(state, placed) for placed in body.parts]
     state.replicas[body.replica] = Replica(
-        body.replica, body.model, body.generation, entry, parts, body.reasons, body.at
+        body.replica,
+        body.model,
+        body.generation,
+        entry,
+        parts,
+        body.reasons,
+        body.at,
+        score=body.score,
     )
     state.next_replica = max(state.next_replica, int(body.replica[1:]) + 1)
     for part in parts:
@@ -396,6 +503,7 @@ def _replica_assigned(state: Cluster, body: e.ReplicaAssigned) -> None:
             holders = node.held.setdefault(pool, {})
             holders[body.replica] = holders.get(body.replica, 0) + part.memory_bytes
         node.revision += 1
+        touch(state, node)
 
 
 def _placed(state: Cluster, placed: e.PartPlacement) -> Part:
@@ -426,6 +534,7 @@ def _replica_retired(state: Cluster, body: e.ReplicaRetired) -> None:
         node = state.nodes[part.node]
         node.revision += 1
         node.retiring[replica.name] = node.revision
+        touch(state, node)
         if part.phase != "stopped":
             part.phase = "stopping"
             part.since_ns = state.time_ns
@@ -472,6 +581,17 @@ NODE_HANDLERS: dict[type[Any], Callable[[Cluster, Node, Any], None]] = {
     e.CommandSuperseded: _command_superseded,
 }
 """What each fact of a node does to the state. Called with the node that `node_for` returned."""
+
+_OPERATOR_HANDLERS: dict[type[Any], Callable[[Cluster, Any], str | None]] = {
+    e.CatalogApplied: _catalog_applied,
+    e.ModelScaled: _model_scaled,
+    e.ModelDeleted: _model_deleted,
+    e.NodeCordoned: _node_cordoned,
+    e.NodeUncordoned: _node_uncordoned,
+    e.NodeDrained: _node_drained,
+    e.ReplicaRestartAsked: _restart_asked,
+}
+"""What each wish of a person does to the state, or why it cannot."""
 
 _CONTROLLER_HANDLERS: dict[type[Any], Callable[[Cluster, Any], None]] = {
     e.ControllerElected: _elected,

@@ -26,7 +26,7 @@ from llmgw.core.stimuli import Effect, Key, Publish, Start
 from llmgw.core.values import Phase
 from llmgw.engines.base import ProbeAnswer
 from llmgw.engines.registry import ENGINES, engine
-from llmgw.hardware.types import Inventory
+from llmgw.hardware.types import Inventory, Readings
 
 
 class _PartId(TypedDict):
@@ -55,7 +55,7 @@ class NodeMachine:
         self._announced = False
         self._unreadable: str | None = None
         self._quarantine: dict[int, float] = {}
-        self._conditions = ConditionTracker()
+        self._conditions = ConditionTracker(policy.limits)
 
     def handle(self, fact: s.Input, now: float) -> list[Effect]:
         """Take one input and return the effects, in the order to carry them out."""
@@ -75,13 +75,11 @@ class NodeMachine:
                 if fact.reason != self._unreadable:
                     self._unreadable, self._announced = fact.reason, False
                     yield Publish(e.NodeHardwareUnreadable(reason=fact.reason))
+                yield from self._measured(None, frozenset(), fact.troubles, now)
             case s.LogReplaced():
                 yield from self._log_replaced()
             case s.SampleTaken():
-                conditions = self._conditions.update(fact.readings, fact.own_pids, now)
-                if conditions or (conditions is not None and self.memory.conditioned):
-                    self.memory.conditioned = bool(conditions)
-                    yield Publish(e.NodeConditionsChanged(conditions=conditions))
+                yield from self._measured(fact.readings, fact.own_pids, fact.troubles, now)
             case s.ShutdownRequested():
                 self._leaving = True
                 self._stop_on_leave = fact.stop_engines
@@ -119,6 +117,16 @@ class NodeMachine:
             self._announced, self._unreadable = True, None
             self.memory.inventory = inventory
             yield Publish(e.NodeInventoryTaken(inventory=inventory))
+
+    def _measured(
+        self, readings: Readings | None, own_pids: frozenset[int], troubles: s.Troubles, now: float
+    ) -> Iterator[Effect]:
+        """Tell the conditions if others hold than before."""
+        memory = self.memory
+        held = self._conditions.update(readings, own_pids, now, memory.inventory, troubles)
+        if held or (held is not None and memory.conditioned):
+            memory.conditioned = bool(held)
+            yield Publish(e.NodeConditionsChanged(conditions=held))
 
     def _log_replaced(self) -> Iterator[Effect]:
         """The log is not the one that this agent knew: tell the new one what is here."""
@@ -352,9 +360,10 @@ class NodeMachine:
             yield Publish(e.CommandCompleted(revision=memory.revision, term=term))
 
     def _is_free(self, name: str, part: EnginePart) -> bool:
-        """Return whether no other part still runs on a device of this one."""
+        """Return whether no other part still runs on a device of this one, or all may share it."""
         if part.assignment is None:
             return False
+        shares = part.assignment.entry.share
         if any(
             p.assignment is None and p.phase not in _AT_REST for p in self.memory.parts.values()
         ):
@@ -363,7 +372,10 @@ class NodeMachine:
         return not any(
             uuids & {g.uuid for g in other.assignment.grants}
             for key, other in self.memory.parts.items()
-            if key != name and other.assignment is not None and other.phase not in _AT_REST
+            if key != name
+            and other.assignment is not None
+            and other.phase not in _AT_REST
+            and not (shares and other.assignment.entry.share)
         )
 
     def _begin(self, key: Key, part: EnginePart, now: float) -> Iterator[Effect]:

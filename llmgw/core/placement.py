@@ -1,13 +1,19 @@
 """Placement: which devices a replica gets, or why none.
 
-A pure function of the state. It refuses before it would overcommit, keeps a group of cards inside
-one NVLink domain where there is one, says so where there is none, and counts for each refusal how
-many devices failed which test. `refuses` asks `why_not` again when a decision is folded.
+A pure function of the state and its index. It refuses before it would overcommit, keeps a group of
+cards inside one NVLink domain where there is one, says so where there is none, keeps large domains
+whole, and counts for each refusal how many devices failed which test. `refuses` asks `why_not`
+again when a decision is folded.
+
+What wins, from the most important on: the entry's first class that fits; devices without a
+condition that is better avoided; the labels that the entry prefers; for `spread` the node with the
+fewest replicas of the model; for a group an NVLink domain, for a single device one outside of all
+domains; the smallest device that fits; the fewest free devices left over; the node that joined
+first, the least worn card, the lowest number.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
@@ -15,248 +21,158 @@ import msgspec
 
 from llmgw.catalog.entries import Entry
 from llmgw.core.cluster import Cluster, Node, is_shared, pool_of
+from llmgw.core.conditions import AVOIDED
+from llmgw.core.demand import taken_bytes, too_small, usable_bytes
 from llmgw.core.events import PartPlacement
-from llmgw.hardware.types import Device
+from llmgw.core.held import Held
+from llmgw.core.index import MOST_REPLICAS_ON_A_NODE, OF_NO_KIND, is_sharing, node_refuses
+from llmgw.core.search import Choice, Search
+from llmgw.hardware.types import Device, device_label
 
-GIB = 1 << 30
-MOST_REPLICAS_ON_A_NODE = 64
+__all__ = [
+    "MOST_REPLICAS_ON_A_NODE",
+    "Held",
+    "Placed",
+    "Refused",
+    "domain_of",
+    "label_refuses",
+    "node_refuses",
+    "place",
+    "why_not",
+]
 
 
-class Placed(msgspec.Struct, frozen=True):
-    """Devices for every part of a replica, and why these."""
+class Placed(msgspec.Struct, frozen=True, gc=False):
+    """Devices for every part of a replica, and why these.
+
+    `score` is what the choice was made by, each the lower the better; see `_score`.
+    """
 
     parts: tuple[PartPlacement, ...]
     reasons: tuple[str, ...]
     refusals: Mapping[str, int]
+    score: Mapping[str, int]
 
 
-class Refused(msgspec.Struct, frozen=True):
+class Refused(msgspec.Struct, frozen=True, gc=False):
     """Nothing fits. `refusals` maps a failed test to the number of devices that failed it."""
 
     refusals: Mapping[str, int]
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What one node offers an entry: a group with its rank (the lowest wins), or none."""
-
-    rank: tuple[object, ...] | None
-    group: list[Device]
-    refusals: Mapping[str, int]
+# --- asked of one device ------------------------------------------------------------------------
 
 
-class Held:
-    """Memory in use: what the state says, and what earlier placements of one decision took.
-
-    It also remembers what nodes answered, until something is taken or released there: of many
-    replicas of one entry only the first asks every device.
-    """
-
-    def __init__(self) -> None:
-        self._taken: dict[tuple[str, str], dict[str, int]] = {}
-        self._released: set[str] = set()
-        self._answers: dict[tuple[str, str], dict[str, Answer]] = {}
-
-    def answers(self, entry: Entry, pattern: str) -> dict[str, Answer]:
-        """Return what nodes answered to an entry's class so far, by node; the caller adds to it."""
-        return self._answers.setdefault((entry.name, pattern), {})
-
-    def holders(self, node: Node, pool: str) -> Mapping[str, int]:
-        """Return which replica holds how many bytes of the pool."""
-        held: Mapping[str, int] = node.held.get(pool, {})
-        if self._released:
-            held = {name: size for name, size in held.items() if name not in self._released}
-        taken = self._taken.get((node.name, pool))
-        return {**held, **taken} if taken else held
-
-    def release(self, replica: str) -> None:
-        """Look at the cluster as if the replica were gone."""
-        self._released.add(replica)
-        self._answers.clear()
-
-    def take(self, state: Cluster, replica: str, parts: Iterable[PartPlacement]) -> None:
-        """Count a placement that is not in the state yet."""
-        for part in parts:
-            node = state.nodes[part.node]
-            for number in part.devices:
-                pool = pool_of(node.devices[number])
-                taken = self._taken.setdefault((part.node, pool), {})
-                taken[replica] = taken.get(replica, 0) + part.memory_bytes
-            for answers in self._answers.values():
-                answers.pop(part.node, None)
-
-    def replicas_on(self, node: Node) -> int:
-        """Return how many replicas the node has, for spreading them."""
-        names = {name for holders in node.held.values() for name in holders}
-        for (where, _), holders in self._taken.items():
-            if where == node.name:
-                names |= holders.keys()
-        return len(names)
-
-
-def why_not(node: Node, device: Device, entry: Entry, held: Held) -> str | None:
+def why_not(
+    state: Cluster, node: Node, device: Device, entry: Entry, demand: int, held: Held | None = None
+) -> str | None:
     """Return which test keeps the replica off the device, or `None` when it fits there."""
     if device.id in node.excluded:
         return node.excluded[device.id]
     for condition in node.conditions:
-        if condition.device == device.id:
+        if condition.device == device.id and condition.name not in AVOIDED:
             return condition.name
     if node.strays and any(device.id in devices for devices in node.strays.values()):
         return "occupied by an engine that is being stopped"
-    if device.memory_total_bytes is None:
+    total_bytes = device.memory_total_bytes
+    if total_bytes is None:
         return "memory unknown"
-    holders = held.holders(node, pool_of(device))
-    if holders and not is_shared(device):
-        return "in use"
-    short = entry.memory_bytes + sum(holders.values()) - device.memory_total_bytes
-    if short > 0:
-        return f"too small by {max(short / GIB, 0.1):.1f} GiB"
+    pool = pool_of(device)
+    holders = node.held.get(pool) if held is None else held.holders(node, pool)
+    free_bytes = usable_bytes(entry, total_bytes)
+    if holders:
+        if not is_shared(device) and not (
+            entry.share and entry.gpus == 1 and is_sharing(state, holders, frozenset())
+        ):
+            return "in use"
+        free_bytes = min(free_bytes, total_bytes - sum(holders.values()))
+    return None if demand <= free_bytes else too_small(demand - free_bytes)
+
+
+def label_refuses(entry: Entry, node: Node) -> str | None:
+    """Return which label the node lacks that the entry requires, or `None`."""
+    for name, value in entry.labels.require.items():
+        own = node.labels.get(name)
+        if own is None or not fnmatchcase(own, value):
+            return _without_label(name, value)
     return None
 
 
-def node_refuses(node: Node) -> str | None:
-    """Return why nothing can be placed on the node at all, or `None`."""
-    if node.lost:
-        return "node lost"
-    if not node.started:
-        return "node stopped"
-    if node.rivals:
-        return "node name used by two agents"
+def _without_label(name: str, value: str) -> str:
+    return f"without the label {name}={value}"
+
+
+def domain_of(node: Node, devices: Iterable[Device]) -> str | None:
+    """Return the NVLink domain that all the devices are in, if there is one."""
     if node.inventory is None:
-        return (
-            "node without inventory" if node.unreadable is None else "node of unreadable hardware"
-        )
-    return None
+        return None
+    indexes = {device.card for device in devices}
+    found = {card.nvlink_domain for card in node.inventory.cards if card.index in indexes}
+    return found.pop() if len(found) == 1 and None not in indexes else None
 
 
-def full(node: Node, held: Held) -> str | None:
-    """Return why no further replica can be placed on the node, or `None`.
-
-    A command lists all that runs on a node in one message, which must not grow without end.
-    """
-    if held.replicas_on(node) >= MOST_REPLICAS_ON_A_NODE:
-        return f"on a node with {MOST_REPLICAS_ON_A_NODE} replicas"
-    return None
+# --- asked of the whole fleet -------------------------------------------------------------------
 
 
 def place(state: Cluster, entry: Entry, held: Held) -> Placed | Refused:
     """Return devices for one more replica of `entry`, or why there are none.
 
-    Classes are tried in the entry's order of preference; among nodes the one with the fewest
-    replicas wins, then the fullest devices that still fit, then the lower name and number.
+    Classes are tried in the entry's order of preference; see the module for what wins then.
     """
     if entry.nodes > 1:
         return Refused({"replicas over several nodes are not placed by this version": 1})
-    refusals: Counter[str] = Counter()
+    search = Search(state, entry, held)
+    refusals: dict[str, int] = {}
+    search.count_refused(OF_NO_KIND, refusals)
     for pattern in entry.classes:
-        found = _best_group(state, entry, pattern, held, refusals)
-        if found is not None:
-            return _placed(entry, pattern, *found, refusals)
+        kinds = search.index.matching(pattern)
+        choice = search.choose(kinds)
+        search.count_refusals(kinds, refusals, refused=choice is None)
+        if choice is not None:
+            return _placed(state, search, choice, pattern, _most_first(refusals))
     if not refusals:
         wanted = ", ".join(entry.classes)
         refusals[f"no device of class {wanted}"] = 1
-    return Refused(dict(refusals))
+    return Refused(_most_first(refusals))
 
 
-def _best_group(
-    state: Cluster, entry: Entry, pattern: str, held: Held, refusals: Counter[str]
-) -> tuple[Node, list[Device]] | None:
-    answers = held.answers(entry, pattern)
-    best: tuple[tuple[object, ...], Node, list[Device]] | None = None
-    for name, node in state.nodes.items():
-        answer = answers.get(name)
-        if answer is None:
-            answer = answers[name] = _ask(node, entry, pattern, held)
-        for reason, count in answer.refusals.items():
-            refusals[reason] += count
-        if answer.rank is not None and (best is None or answer.rank < best[0]):
-            best = (answer.rank, node, answer.group)
-    return None if best is None else (best[1], best[2])
-
-
-def _ask(node: Node, entry: Entry, pattern: str, held: Held) -> Answer:
-    """Return what a node offers: a group of the devices that pass every test, if there is one."""
-    refusals: Counter[str] = Counter()
-    fitting = _fitting(node, entry, pattern, held, refusals)
-    group = _group(node, fitting, entry.gpus) if fitting else None
-    if group is None:
-        if fitting:
-            refusals[f"fewer than {entry.gpus} free together"] += len(fitting)
-        return Answer(None, [], refusals)
-    room = sum((d.memory_total_bytes or 0) for d in group)
-    linked = _domain(node, group) is not None
-    misplaced = linked if entry.gpus == 1 else not linked  # domains are for groups
-    return Answer((misplaced, held.replicas_on(node), room, node.name), group, refusals)
-
-
-def _fitting(
-    node: Node, entry: Entry, pattern: str, held: Held, refusals: Counter[str]
-) -> list[Device]:
-    devices = [d for d in node.devices.values() if fnmatchcase(d.device_class, pattern)]
-    out = node_refuses(node) or (full(node, held) if devices else None)
-    if out is not None:
-        if devices or node.inventory is None:
-            refusals[out] += len(devices) or 1
-        return []
-    fitting = []
-    for device in devices:
-        reason = why_not(node, device, entry, held)
-        if reason is None and entry.gpus > 1 and device.profile is not None:
-            reason = "a MIG instance cannot be part of a group"
-        if reason is None:
-            fitting.append(device)
-        else:
-            refusals[reason] += 1
-    return fitting
-
-
-def _domain(node: Node, group: list[Device]) -> str | None:
-    """Return the NVLink domain that all devices of the group are in, if there is one."""
-    if node.inventory is None:
-        return None
-    indexes = {d.card for d in group}
-    found = {c.nvlink_domain for c in node.inventory.cards if c.index in indexes}
-    return found.pop() if len(found) == 1 and None not in indexes else None
-
-
-def _group(node: Node, fitting: list[Device], size: int) -> list[Device] | None:
-    """Choose `size` devices of one class: of the smallest NVLink domain that has so many, else any.
-
-    A single device is rather taken from outside of domains, to keep these whole.
-    """
-
-    def order(device: Device) -> tuple[bool, int, int]:
-        in_domain = _domain(node, [device]) is not None
-        return (size == 1 and in_domain, device.memory_total_bytes or 0, device.id)
-
-    fitting = sorted(fitting, key=order)
-    if size == 1:
-        return fitting[:1]
-    domains: dict[tuple[str, str], list[Device]] = {}
-    classes: dict[str, list[Device]] = {}
-    for device in fitting:
-        classes.setdefault(device.device_class, []).append(device)
-        domain = _domain(node, [device])
-        if domain is not None:
-            domains.setdefault((device.device_class, domain), []).append(device)
-    linked = [members for members in domains.values() if len(members) >= size]
-    if linked:
-        return min(linked, key=len)[:size]
-    return next((members[:size] for members in classes.values() if len(members) >= size), None)
+def _most_first(refusals: dict[str, int]) -> dict[str, int]:
+    """In an order that says what matters, and that does not follow from how the index grew."""
+    return dict(sorted(refusals.items(), key=lambda said: (-said[1], said[0])))
 
 
 def _placed(
-    entry: Entry, pattern: str, node: Node, group: list[Device], refusals: Counter[str]
+    state: Cluster, search: Search, choice: Choice, pattern: str, refusals: Mapping[str, int]
 ) -> Placed:
-    labels = ", ".join(d.label for d in group)
-    reasons = [f"{node.name}: {labels} of class {group[0].device_class} (asked: {pattern})"]
-    if len(group) > 1:
-        domain = _domain(node, group)
+    entry, index = search.entry, search.index
+    name, kind = index.names[choice.number], index.kinds[choice.kind]
+    labels = ", ".join([device_label(number) for number in choice.devices])
+    reasons = [f"{name}: {labels} of class {kind.device_class} (asked: {pattern})"]
+    if len(choice.devices) > 1:
+        node = state.nodes[name]
+        domain = domain_of(node, [node.devices[number] for number in choice.devices])
         reasons.append(
             f"one NVLink domain: {domain}"
             if domain is not None
             else "no NVLink domain has so many free cards: the group speaks over PCIe"
+            if entry.nvlink != "ignore"
+            else "the group speaks over PCIe: the entry ignores NVLink"
         )
+    if choice.avoided:
+        reasons.append("all that is better fits nothing: a device that is better avoided")
+    if choice.same_model:
+        reasons.append(f"{choice.same_model} more of {entry.name} on the node: no other has fewer")
     part = PartPlacement(
-        node=node.name, devices=tuple(d.id for d in group), memory_bytes=entry.memory_bytes
+        node=name,
+        devices=choice.devices,
+        memory_bytes=taken_bytes(entry, search.demand, kind.memory_bytes),
     )
-    return Placed((part,), tuple(reasons), dict(refusals))
+    score = {
+        "avoided": choice.avoided,
+        "labels": choice.tier,
+        "same_model": choice.same_model,
+        "apart": choice.apart,
+        "spare_bytes": kind.memory_bytes - search.demand,
+        "left_free": choice.free - len(choice.devices),
+    }
+    return Placed((part,), tuple(reasons), refusals, score)

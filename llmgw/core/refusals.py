@@ -11,8 +11,11 @@ from typing import Any
 
 from llmgw.catalog.entries import Entry
 from llmgw.core import events as e
-from llmgw.core.cluster import Cluster
-from llmgw.core.placement import Held, full, node_refuses, why_not
+from llmgw.core.cluster import Cluster, Model, Node
+from llmgw.core.demand import demand_bytes, taken_bytes
+from llmgw.core.held import Held
+from llmgw.core.index import full, node_refuses
+from llmgw.core.placement import domain_of, label_refuses, why_not
 
 MOST_TERMS_AT_ONCE = 1_000
 """Elections are fenced, so each follows the last. A mistaken or forged one that is far ahead would
@@ -64,34 +67,58 @@ def _assigned(state: Cluster, body: e.ReplicaAssigned) -> str | None:
         return f"the catalog of {body.catalog} is not in force"
     if body.replica != f"r{state.next_replica}":
         return f"the next replica is r{state.next_replica}, not {body.replica}"
-    if not body.parts:
-        return "a replica without parts"
+    return _parts(state, body, model)
+
+
+def _parts(state: Cluster, body: e.ReplicaAssigned, model: Model) -> str | None:
+    entry = model.entry
+    if len(body.parts) != entry.nodes:
+        return f"{len(body.parts)} parts are not the {entry.nodes} of {entry.name}"
+    demand = demand_bytes(entry, model)
+    if len(body.parts) == 1:
+        (part,) = body.parts
+        why = _part(state, part, entry, demand, None)
+        return None if why is None else f"{part.node}{why}"
     held = Held()
-    for number, part in enumerate(body.parts, 1):
-        why = _part(state, part, model.entry, held)
+    for part in body.parts:
+        why = _part(state, part, entry, demand, held)
         if why is not None:
             return f"{part.node}{why}"
-        if number < len(body.parts):
-            held.take(state, body.replica, [part])
+        held.take(state, body.replica, [part], entry)
     return None
 
 
-def _part(state: Cluster, part: e.PartPlacement, entry: Entry, held: Held) -> str | None:
+def _part(
+    state: Cluster, part: e.PartPlacement, entry: Entry, demand: int, held: Held | None
+) -> str | None:
     node = state.nodes.get(part.node)
     if node is None:
         return ": no such node"
-    why = node_refuses(node) or full(node, held)
+    why = node_refuses(node) or label_refuses(entry, node) or full(node)
     if why is not None:
         return f": {why}"
-    if part.memory_bytes != entry.memory_bytes:
-        return f": {part.memory_bytes} bytes are not what {entry.name} needs"
-    if not part.devices:
-        return ": a part without devices"
+    if len(part.devices) * entry.nodes != entry.gpus:
+        return f": {len(part.devices)} devices are not what {entry.name} needs"
     for number in part.devices:
         device = node.devices.get(number)
-        why = "no such device" if device is None else why_not(node, device, entry, held)
+        if device is None:
+            return f" device {number}: no such device"
+        why = why_not(state, node, device, entry, demand, held)
         if why is not None:
             return f" device {number}: {why}"
+        if part.memory_bytes < taken_bytes(entry, demand, device.memory_total_bytes or 0):
+            return f": {part.memory_bytes} bytes are not what {entry.name} needs"
+    return _group(node, part, entry) if len(part.devices) > 1 else None
+
+
+def _group(node: Node, part: e.PartPlacement, entry: Entry) -> str | None:
+    devices = [node.devices[number] for number in part.devices]
+    if len(set(part.devices)) != len(part.devices):
+        return ": one device twice"
+    if any(device.profile is not None for device in devices):
+        return ": a MIG instance cannot be part of a group"
+    if entry.nvlink == "require" and domain_of(node, devices) is None:
+        return ": these are not of one NVLink domain"
     return None
 
 

@@ -22,7 +22,7 @@ def check(state: Cluster) -> None:
 def violations(state: Cluster) -> Iterator[str]:
     """Yield what does not hold, one line each."""
     for node in state.nodes.values():
-        yield from _overcommitted(node)
+        yield from _overcommitted(state, node)
         yield from _revisions(node)
         yield from _retiring(state, node)
         if node.session and node.session not in node.sessions:
@@ -37,11 +37,12 @@ def violations(state: Cluster) -> Iterator[str]:
         yield "the state knows a sequence that has not come yet"
 
 
-def _overcommitted(node: Node) -> Iterator[str]:
-    """No memory is sold twice, and no card or instance is held by two replicas (I3)."""
+def _overcommitted(state: Cluster, node: Node) -> Iterator[str]:
+    """No memory is sold twice, and devices are shared only by replicas that allow it (I3)."""
     for device in node.devices.values():
         holders = node.held.get(pool_of(device), {})
-        if len(holders) > 1 and not is_shared(device):
+        sharing = is_shared(device) or all(state.replicas[name].entry.share for name in holders)
+        if len(holders) > 1 and not sharing:
             yield f"{node.name} device {device.label} is held by {', '.join(holders)}"
         total = device.memory_total_bytes
         if holders and total is not None and sum(holders.values()) > total:

@@ -445,7 +445,8 @@ class Agent:
             if other.port == effect.port:
                 raise Violation(f"{self.name} gives port {effect.port} away twice")
             theirs = {g.uuid for g in other.assignment.grants}
-            if uuids & theirs - shared:
+            both_share = effect.assignment.entry.share and other.assignment.entry.share
+            if uuids & theirs - shared and not both_share:
                 raise Violation(f"{self.name}: {effect.start} and {other.start} share a device")
             used.update(dict.fromkeys(theirs, other.assignment.entry.memory_bytes))
         over = [uuid for uuid in uuids if used[uuid] > total[uuid]]

@@ -128,15 +128,30 @@ class Simulation:
     # --- what is wanted, and what breaks ----------------------------------------------------------
 
     def _ask(self) -> None:
-        """The operator applies another catalog."""
+        """The operator applies another catalog, or asks for something else."""
         self._asked += 1
-        wanted = [x for x in self._some_entries() if self.dice.random.random() < 0.8]
+        if self._asked == 1 or self.dice.random.random() < 0.6:
+            wanted = [x for x in self._some_entries() if self.dice.random.random() < 0.8]
+            wish: e.Event = applied(*wanted)
+        else:
+            wish = self.dice.random.choice([*self._some_wishes()])
         message = wire.encode_event(
-            CLUSTER, applied(*wanted), session="operator", number=self._asked, time=TIME
+            CLUSTER, wish, session="operator", number=self._asked, time=TIME
         )
         self.log.append(message)
         if self.dice.fault("message", "operator's event doubled", 10):
             self.log.append(message._replace(message_id=f"{message.message_id}-again"))
+
+    def _some_wishes(self) -> Iterator[e.Event]:
+        choose = self.dice.random.choice
+        node = choose(self.agents).name
+        yield e.ModelScaled(model=choose(("one", "small", "shared")), replicas=choose((0, 1, 3)))
+        yield e.ModelDeleted(model=choose(("slice", "small")))
+        yield e.NodeCordoned(node=node)
+        yield e.NodeDrained(node=node)
+        yield e.NodeUncordoned(node=node)
+        yield e.NodeUncordoned(node=choose(self.agents).name)
+        yield e.ReplicaRestartAsked(replica=f"r{self.dice.random.randrange(1, 30)}")
 
     def _some_entries(self) -> Iterator[Entry]:
         choose = self.dice.random.choice
@@ -144,6 +159,8 @@ class Simulation:
         variant = {"context": choose((None, 4096)), **quick}
         yield entry("pair", gib=40, gpus=2, **quick)
         yield entry("one", gib=choose((20, 30)), replicas=choose((0, 1, 2)), **variant)
+        yield entry("shared", gib=choose((10, 20)), replicas=2, share=True, policy="pack", **quick)
+        yield entry("vip", "l40s-*", gib=10, priority=choose((0, 3)), **quick)
         yield entry("slice", "a100-*-mig-*", "l40s-*", replicas=choose((1, 3)), **variant)
         yield entry("small", "cpu", gib=choose((3, 5)), replicas=choose((1, 2, 6)), **variant)
         yield entry("huge", "l40s-48g", "cpu", gib=100, **quick)
@@ -207,7 +224,7 @@ class Simulation:
         """Yield where what runs is not what is wanted."""
         for model in state.models.values():
             there = [r for r in state.replicas.values() if r.model == model.entry.name]
-            current = sum(1 for r in there if r.entry == model.one)
+            current = sum(1 for r in there if r.entry == model.one and not _is_leaving(state, r))
             if current + model.missing != model.entry.replicas:
                 yield f"{current} of {model.entry.replicas} {model.entry.name}"
             if len(there) - current > model.missing:
@@ -298,6 +315,10 @@ class Simulation:
 
 def _serves(replica: Replica) -> bool:
     return replica.retired is None and all(part.phase == "ready" for part in replica.parts)
+
+
+def _is_leaving(state: Cluster, replica: Replica) -> bool:
+    return any(state.nodes[part.node].draining for part in replica.parts)
 
 
 def _wrong_engines(state: Cluster, agent: Agent) -> Iterator[str]:

@@ -126,6 +126,12 @@ EVENTS: tuple[e.Event, ...] = (
     ),
     e.ReplicaRetired(term=3, at=50, replica="r7", reason="its entry changed"),
     e.NodeHardwareUnreadable(reason="nvidia-smi: no driver: load the kernel module"),
+    e.ModelScaled(model="chat", replicas=3),
+    e.ModelDeleted(model="chat"),
+    e.NodeCordoned(node="gpu-1"),
+    e.NodeUncordoned(node="gpu-1"),
+    e.NodeDrained(node="gpu-1"),
+    e.ReplicaRestartAsked(replica="r1"),
 )
 
 COMMAND = SetAssignments(

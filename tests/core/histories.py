@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from llmgw import wire
+from llmgw.catalog.entries import Labels
 from llmgw.core import events as e
 from llmgw.core.values import Phase
 from llmgw.hardware.types import Card, Device
@@ -19,7 +20,6 @@ from llmgw.testing.builders import (
     instance,
     inventory,
     processor,
-    started,
 )
 
 NODES = ("n1", "n2")
@@ -32,6 +32,7 @@ _hardware: list[list[Card | Device]] = [
     [card(0), card(1)],
     [card(0, uuid="GPU-1"), card(1, uuid="GPU-0"), processor(12)],
     [processor(16)],
+    [*(card(i, domain="a" if i < 2 else "b" if i < 4 else None) for i in range(6))],
     [_split, instance(_split, 0, pool="4/gi0"), instance(_split, 1, pool="4/gi0")],
     [],
 ]
@@ -43,6 +44,18 @@ _entries = st.builds(
     gib=st.sampled_from((2, 5, 30, 100)),
     replicas=st.integers(0, 3),
     gpus=st.sampled_from((1, 1, 2)),
+    share=st.booleans(),
+    priority=st.integers(0, 2),
+    policy=st.sampled_from(("spread", "pack")),
+    nvlink=st.sampled_from(("prefer", "require", "ignore")),
+    labels=st.sampled_from(
+        (
+            Labels(),
+            Labels(require={"rack": "a"}),
+            Labels(prefer={"rack": "b"}, avoid={"disk": "s*"}),
+            Labels(require={"rack": "*"}, prefer={"disk": "slow"}),
+        )
+    ),
 )
 _catalogs = st.lists(_entries, max_size=2, unique_by=lambda x: x.name).map(lambda x: applied(*x))
 _part = {
@@ -54,13 +67,24 @@ _port = st.sampled_from((18100, 18101))
 _devices = st.sampled_from(((0,), (900,), (0, 1), ()))
 _revision = st.integers(0, 6)
 _of_a_node: st.SearchStrategy[e.Event] = st.one_of(
-    st.sampled_from(("b1", "b2")).map(started),
+    st.builds(
+        e.NodeStarted,
+        boot_id=st.sampled_from(("b1", "b2")),
+        agent_version=st.just("1"),
+        labels=st.sampled_from(({}, {"rack": "a"}, {"rack": "b", "disk": "slow"})),
+    ),
     st.sampled_from(_hardware).map(lambda x: e.NodeInventoryTaken(inventory=inventory("n", *x))),
     st.sampled_from(_hardware).map(lambda x: e.NodeInventoryTaken(inventory=inventory("n", *x))),
     st.builds(e.NodeStopped, engines=st.just("stopped")),
-    st.sampled_from(((), (e.Condition(device=0, name="hot", detail=""),))).map(
-        lambda x: e.NodeConditionsChanged(conditions=x)
-    ),
+    st.lists(
+        st.builds(
+            e.Condition,
+            device=st.sampled_from((None, 0, 1)),
+            name=st.sampled_from(("hot", "throttled")),
+            detail=st.just(""),
+        ),
+        max_size=2,
+    ).map(lambda x: e.NodeConditionsChanged(conditions=tuple(x))),
     st.builds(e.ReplicaStarting, **_part, port=_port, devices=_devices),
     st.builds(
         e.ReplicaBecameReady,
@@ -69,6 +93,7 @@ _of_a_node: st.SearchStrategy[e.Event] = st.one_of(
         port=_port,
         pid=st.just(7),
         seconds=st.just(1.0),
+        memory_bytes=st.sampled_from(((), (3 * GIB,), (40 * GIB, 40 * GIB))),
     ),
     st.builds(e.ReplicaAdopted, **_part, pid=st.just(7), port=_port),
     st.builds(e.ReplicaFailed, **_part, reason=st.just("it fell"), retry_seconds=st.just(1.0)),
@@ -102,16 +127,27 @@ _of_a_controller: st.SearchStrategy[e.Event] = st.one_of(
               reason=st.just("enough")),
 )  # fmt: skip
 
+_wish_nodes = st.sampled_from((*NODES, "n7"))
+_of_an_operator: st.SearchStrategy[e.Event] = st.one_of(
+    st.builds(e.ModelScaled, model=st.sampled_from(("a", "b", "c")), replicas=st.integers(0, 3)),
+    st.builds(e.ModelDeleted, model=st.sampled_from(("a", "c"))),
+    st.builds(e.NodeCordoned, node=_wish_nodes),
+    st.builds(e.NodeUncordoned, node=_wish_nodes),
+    st.builds(e.NodeDrained, node=_wish_nodes),
+    st.builds(e.ReplicaRestartAsked, replica=st.sampled_from(REPLICAS)),
+)
+
 _steps: st.SearchStrategy[Step] = st.one_of(
     st.sampled_from(("decide", "decide", "decide", "elect", "again")),
     st.builds(From, st.sampled_from(NODES), _of_a_node),
     st.builds(From, st.sampled_from(NODES), _of_a_node),
     _catalogs,
     _of_a_controller,
+    _of_an_operator,
 )
 
 _beginning = [
-    From("n1", started()),
+    From("n1", e.NodeStarted(boot_id="b1", agent_version="1")),
     From("n1", e.NodeInventoryTaken(inventory=inventory("n1", *_hardware[0], processor()))),
     "elect",
 ]

@@ -70,7 +70,7 @@ def test_an_accepted_model_is_placed_and_its_node_told() -> None:
 
 def test_a_model_that_fits_nowhere_is_said_once_with_the_counts() -> None:
     story = serving(nodes=[joined("n1", card(0), card(1))])
-    story.when(applied(entry("m", gib=52.2))).decided()
+    story.when(applied(entry("m", "l40s-*", gib=52.2))).decided()
     assert story.records[-1].body == e.ModelLeftUnplaced(
         term=1, at=5 + 2, model="m", missing=1, refusals={"too small by 4.2 GiB": 2}
     )

@@ -56,7 +56,7 @@ def changed(records: list[Record], kind: type[Body], change: Callable[[Any], Bod
 def story() -> Story:
     """Two nodes, two catalogs, and everything decided."""
     made = serving(M, nodes=[joined("n1", processor()), joined("n2", processor(), card(0))])
-    return made.given(applied(TWO, entry("big", gib=100))).decided()
+    return made.given(applied(TWO, entry("big", "l40s-*", gib=100))).decided()
 
 
 def accepted() -> Story:
@@ -142,7 +142,7 @@ def test_a_decision_of_a_term_that_never_began_is_found() -> None:
 def cut_off() -> Story:
     """One replica is placed; that another has no place was decided with it and never written."""
     made = Story().given(*joined("n1", card(0), card(1)), elected())
-    made.given(applied(entry("a"), entry("b", gib=100)))
+    made.given(applied(entry("a"), entry("b", "l40s-*", gib=100)))
     made.given(*made.decisions())
     placed, left = made.decisions()
     assert isinstance(left, e.ModelLeftUnplaced)
