@@ -52,7 +52,8 @@ test-min: $(MIN)/.ready
 test-all: setup
 	$(BIN)/python -m tests.support.every_python $(PYTEST_ARGS)
 
-bench: setup
+# The peers that it measures against are installed for it alone.
+bench: setup $(VENV)/.peers
 	@mkdir -p build
 	$(BIN)/python -m tests.benchmarks
 
@@ -102,6 +103,11 @@ $(VENV)/.locked $(MIN)/.locked: %/.locked: requirements-build.lock
 	@$*/bin/python $(FROM_LOCK) $(addprefix -r ,$(filter-out requirements-build.lock,$(filter %.lock,$^)))
 	@touch $@
 
+$(VENV)/.peers: requirements-bench.lock $(VENV)/.ready
+	@echo '== installing from $< into $(VENV)'
+	@$(BIN)/python $(FROM_LOCK) -r requirements-build.lock -r $<
+	@touch $@
+
 %/.ready: %/.locked pyproject.toml llmgw/__init__.py
 	@$*/bin/python $(PIP_INSTALL) --editable .
 	@touch $@
@@ -112,8 +118,9 @@ UV_COMPILE = build/lock/bin/uv pip compile --quiet --universal --generate-hashes
 	$(if $(UPGRADE),--upgrade)
 
 lock: build/lock/bin/uv
-	$(UV_COMPILE) pyproject.toml --all-extras --group test --group lint -o requirements.lock
+	$(UV_COMPILE) pyproject.toml --all-extras --group test --group node --group lint -o requirements.lock
 	$(UV_COMPILE) pyproject.toml --group test -c requirements.lock -o requirements-min.lock
+	$(UV_COMPILE) --group bench -c requirements.lock -o requirements-bench.lock
 	$(UV_COMPILE) --group build -o requirements-build.lock
 
 build/lock/bin/uv: setup

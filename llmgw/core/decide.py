@@ -61,7 +61,7 @@ def _replica_decisions(state: Cluster) -> Iterator[Decision]:
     for name, replicas in by_model.items():
         if name not in state.models:
             yield from (_retire(state, r, "its model left the catalog") for r in replicas)
-    for model in _by_priority(state):
+    for model in by_priority(state):
         replicas = by_model.get(model.entry.name, [])
         for decision in _model_decisions(state, model, replicas, held, number):
             if isinstance(decision, ReplicaAssigned):
@@ -69,9 +69,13 @@ def _replica_decisions(state: Cluster) -> Iterator[Decision]:
             yield decision
 
 
-def _by_priority(state: Cluster) -> list[Model]:
-    """Return the models, those first that may displace others; else in the catalog's order."""
-    return sorted(state.models.values(), key=lambda model: -model.entry.priority)
+def by_priority(state: Cluster) -> list[Model]:
+    """Return the models in the order in which they are placed.
+
+    Those first that may displace others; of one priority the larger groups, since what is left
+    between large ones still does for small ones; else in the catalog's order.
+    """
+    return sorted(state.models.values(), key=lambda m: (-m.entry.priority, -m.entry.gpus))
 
 
 def _model_decisions(

@@ -11,10 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from msgspec.structs import replace
-
-from llmgw.catalog.entries import Catalog, Entry
-from llmgw.catalog.rules import MOST_REPLICAS
+from llmgw.catalog.entries import Entry
 from llmgw.core import events as e
 from llmgw.core.cluster import (
     KEPT_INCIDENTS,
@@ -34,6 +31,7 @@ from llmgw.core.index import touch
 from llmgw.core.records import Body, NewerVersion, Record, UnknownType, Unreadable
 from llmgw.core.refusals import refuses
 from llmgw.core.values import MAX_INTEGER, NEXT_PHASES, Phase
+from llmgw.core.wishes import WISHES
 from llmgw.engines.base import Grant
 from llmgw.hardware.types import Device, Inventory
 
@@ -61,7 +59,7 @@ def apply(state: Cluster, record: Record) -> None:
             _note(state, "void", why)
     elif isinstance(body, SetAssignments):
         _commanded(state, body, record.node)
-    elif type(body) in _OPERATOR_HANDLERS:
+    elif type(body) in WISHES:
         _asked(state, body, f"{record.session}/{record.number}")
     else:
         _note_unread(state, record)
@@ -372,70 +370,10 @@ def _asked(state: Cluster, body: Body, key: str) -> None:
     state.operator_events[key] = state.sequence
     if len(state.operator_events) > KEPT_OPERATOR_EVENTS:
         del state.operator_events[next(iter(state.operator_events))]
-    why = _OPERATOR_HANDLERS[type(body)](state, body)
+    why = WISHES[type(body)](state, body)
     if why is not None:
         state.void += 1
         _note(state, "void", why)
-
-
-def _catalog_applied(state: Cluster, body: e.CatalogApplied) -> str | None:
-    state.pending = body.catalog
-    state.pending_sequence = state.sequence
-    return None
-
-
-def _model_scaled(state: Cluster, body: e.ModelScaled) -> str | None:
-    model = state.models.get(body.model)
-    if model is None:
-        return f"{body.model} cannot be scaled: it is not in the catalog in force"
-    if body.replicas > MOST_REPLICAS:
-        return f"{body.model} cannot be scaled to {body.replicas}: {MOST_REPLICAS} at most"
-    model.entry = replace(model.entry, replicas=body.replicas)
-    entries = (model.entry if x.name == body.model else x for x in state.catalog.models)
-    state.catalog = Catalog(models=tuple(entries))
-    return None
-
-
-def _model_deleted(state: Cluster, body: e.ModelDeleted) -> str | None:
-    if state.models.pop(body.model, None) is None:
-        return f"{body.model} cannot be deleted: it is not in the catalog in force"
-    entries = (entry for entry in state.catalog.models if entry.name != body.model)
-    state.catalog = Catalog(models=tuple(entries))
-    return None
-
-
-def _node_cordoned(state: Cluster, body: e.NodeCordoned) -> str | None:
-    return _keep_out(state, body.node, cordoned=True, draining=False)
-
-
-def _node_uncordoned(state: Cluster, body: e.NodeUncordoned) -> str | None:
-    return _keep_out(state, body.node, cordoned=False, draining=False)
-
-
-def _node_drained(state: Cluster, body: e.NodeDrained) -> str | None:
-    return _keep_out(state, body.node, cordoned=True, draining=True)
-
-
-def _keep_out(state: Cluster, name: str, *, cordoned: bool, draining: bool) -> str | None:
-    node = state.nodes.get(name)
-    if node is None:
-        return f"no node {name} is known"
-    node.cordoned, node.draining = cordoned, draining
-    touch(state, node)
-    return None
-
-
-def _restart_asked(state: Cluster, body: e.ReplicaRestartAsked) -> str | None:
-    """A new generation in the same place: the command names it, and the agent ends the old one."""
-    replica = state.replicas.get(body.replica)
-    if replica is None or replica.retired is not None:
-        return f"{body.replica} cannot be restarted: there is no such replica, or it is retired"
-    replica.generation += 1
-    for part in replica.parts:
-        state.nodes[part.node].revision += 1
-        part.phase, part.since_ns = "assigned", state.time_ns
-        part.attempt, part.pid = 0, None
-    return None
 
 
 # --- what the controller decided or noted --------------------------------------------------------
@@ -581,17 +519,6 @@ NODE_HANDLERS: dict[type[Any], Callable[[Cluster, Node, Any], None]] = {
     e.CommandSuperseded: _command_superseded,
 }
 """What each fact of a node does to the state. Called with the node that `node_for` returned."""
-
-_OPERATOR_HANDLERS: dict[type[Any], Callable[[Cluster, Any], str | None]] = {
-    e.CatalogApplied: _catalog_applied,
-    e.ModelScaled: _model_scaled,
-    e.ModelDeleted: _model_deleted,
-    e.NodeCordoned: _node_cordoned,
-    e.NodeUncordoned: _node_uncordoned,
-    e.NodeDrained: _node_drained,
-    e.ReplicaRestartAsked: _restart_asked,
-}
-"""What each wish of a person does to the state, or why it cannot."""
 
 _CONTROLLER_HANDLERS: dict[type[Any], Callable[[Cluster, Any], None]] = {
     e.ControllerElected: _elected,

@@ -14,6 +14,7 @@ scratch is the same. `llmgw.core.placement` is the only reader.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -32,6 +33,9 @@ WORSE = 3
 """Added to these: the same with those devices that are better avoided, where there are any."""
 ALL = 6
 """All free devices of the node, whether they are better avoided or not."""
+WHOLE = 8
+"""Added to the first three: a domain, or a node, of which every device is free."""
+FORMS = 16
 MOST_TOGETHER = 1023
 OF_NO_KIND = -1
 """In place of a kind: for nodes that have not told what they have."""
@@ -59,8 +63,8 @@ class Slot(NamedTuple):
     wear: int
 
 
-Layout = tuple[tuple[int, tuple[Slot, ...]], ...]
-"""The devices of an inventory by the number of their kind."""
+Layout = tuple[tuple[int, tuple[Slot, ...], Mapping[str | None, int]], ...]
+"""The devices of an inventory by the number of their kind, and how many each domain has."""
 
 
 class Marks:
@@ -157,10 +161,10 @@ class Survey:
 
     `clean` and `avoided` are free devices by kind and domain; `partial` those that replicas share,
     as (kind, free bytes, device). `refused` counts devices by kind and failed test. `keys` are the
-    marks that the node has on a board.
+    marks that the node has on a board, and `domains` which domain stands behind one.
     """
 
-    __slots__ = ("avoided", "clean", "keys", "number", "partial", "refused")
+    __slots__ = ("avoided", "clean", "domains", "keys", "number", "partial", "refused")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -169,11 +173,12 @@ class Survey:
         self.partial: list[tuple[int, int, int]] = []
         self.refused: dict[tuple[int, str], int] = {}
         self.keys: frozenset[Key] = frozenset()
+        self.domains: dict[int, str | None] = {}
 
     def groups(self, kind: int, form: int) -> Groups:
         """Return the free devices of a kind by domain; with `WORSE` also the avoided ones, last."""
         clean = self.clean.get(kind, {})
-        if form < WORSE:
+        if form & ~WHOLE < WORSE:
             return clean
         both = {domain: list(devices) for domain, devices in clean.items()}
         for domain, devices in self.avoided.get(kind, {}).items():
@@ -183,7 +188,7 @@ class Survey:
 
 def key_of(kind: int, form: int, count: int) -> int:
     """Return the key of the nodes with exactly `count` free devices in such a form."""
-    return (kind * 8 + form) << 10 | min(count, MOST_TOGETHER)
+    return (kind * FORMS + form) << 10 | min(count, MOST_TOGETHER)
 
 
 class Board:
@@ -338,7 +343,11 @@ class Index:
             slot = Slot(device.id, domain, pool_of(device), wear)
             rows.setdefault(self._kind(kind), []).append(slot)
         return tuple(
-            (kind, tuple(sorted(slots, key=lambda slot: (slot.wear, slot.device))))
+            (
+                kind,
+                tuple(sorted(slots, key=lambda slot: (slot.wear, slot.device))),
+                Counter(slot.domain for slot in slots),
+            )
             for kind, slots in rows.items()
         )
 
@@ -372,26 +381,55 @@ class Index:
             out = FULL
         if node.inventory is None and out is not None:
             found.refused[OF_NO_KIND, out] = 1
-        blocked, avoided = _judged(node)
-        for kind, slots in layout:
+        judged = _judged(node)
+        keys, sharers = self._hosted(state, names, models or {}, sharing)
+        keys += [("label", name, value) for name, value in node.labels.items()]
+        for kind, slots, sizes in layout:
             if self.kinds[kind].memory_bytes < 0:
                 found.refused[kind, out or "memory unknown"] = len(slots)
             elif out is not None:
                 found.refused[kind, out] = len(slots)
             else:
-                self._sort(state, found, kind, slots, held, (blocked, avoided), sharing)
-        found.keys = frozenset(_keys(state, node, found, names, models or {}))
+                self._sort(found, kind, slots, held, judged, sharers)
+                _count_free(found, kind, sizes, keys)
+        found.keys = frozenset(keys)
         return found
+
+    def _hosted(
+        self,
+        state: Cluster,
+        names: Iterable[str],
+        models: Mapping[str, str],
+        sharing: frozenset[str],
+    ) -> tuple[list[Key], set[str]]:
+        """Return the keys of the models whose replicas these are, and which of these share."""
+        hosted: dict[str, int] = {}
+        sharers = set()
+        for name in names:
+            replica = state.replicas.get(name)
+            if replica is None:
+                model = models.get(name)
+                shares = name in sharing
+            else:
+                model = replica.model if replica.retired is None else None
+                shares = replica.entry.share
+            if shares:
+                sharers.add(name)
+            if model is not None:
+                hosted[model] = hosted.get(model, 0) + 1
+        keys: list[Key] = []
+        for model, count in hosted.items():
+            keys += [("model", model), ("model", model, count)]
+        return keys, sharers
 
     def _sort(
         self,
-        state: Cluster,
         found: Survey,
         kind: int,
         slots: tuple[Slot, ...],
         held: Holders,
         judged: tuple[Mapping[int, str], frozenset[int]],
-        sharing: frozenset[str],
+        sharers: set[str],
     ) -> None:
         """Tell the free devices of a kind from the others."""
         blocked, avoided = judged
@@ -401,7 +439,7 @@ class Index:
             reason = blocked.get(device) if blocked else None
             if reason is None:
                 holders = held.get(pool)
-                if shared or (holders and is_sharing(state, holders, sharing)):
+                if shared or (holders and sharers and sharers.issuperset(holders)):
                     free_bytes = total_bytes - (sum(holders.values()) if holders else 0)
                     found.partial.append((kind, free_bytes, device))
                     continue
@@ -469,48 +507,38 @@ def _judged(node: Node) -> tuple[Mapping[int, str], frozenset[int]]:
     return blocked | node.excluded, frozenset(avoided)
 
 
-def is_sharing(state: Cluster, holders: Iterable[str], sharing: frozenset[str]) -> bool:
-    """Return whether all who hold a pool allow others beside them."""
-    for name in holders:
-        replica = state.replicas.get(name)
-        if not (replica.entry.share if replica is not None else name in sharing):
-            return False
-    return True
+def _count_free(found: Survey, kind: int, sizes: Mapping[str | None, int], keys: list[Key]) -> None:
+    """Add the keys that say how many devices of a kind are free together."""
+    clean = found.clean.get(kind)
+    avoided = kind in found.avoided
+    if clean is not None:
+        total = _count_groups(found, kind, clean, LOOSE, sizes, keys)
+        if not avoided:
+            keys.append(key_of(kind, ALL, total))
+    if avoided:
+        total = _count_groups(found, kind, found.groups(kind, WORSE), WORSE, {}, keys)
+        keys.append(key_of(kind, ALL, total))
 
 
-def _keys(
-    state: Cluster, node: Node, found: Survey, names: Iterable[str], models: Mapping[str, str]
-) -> Iterator[Key]:
-    for kind, groups in found.clean.items():
-        yield from _sizes(kind, groups, LOOSE)
-        if kind not in found.avoided:
-            yield key_of(kind, ALL, sum(map(len, groups.values())))
-    for kind in found.avoided:
-        groups = found.groups(kind, WORSE)
-        yield from _sizes(kind, groups, WORSE)
-        yield key_of(kind, ALL, sum(map(len, groups.values())))
-    for name, value in node.labels.items():
-        yield ("label", name, value)
-    hosted: dict[str, int] = {}
-    for name in names:
-        replica = state.replicas.get(name)
-        if replica is not None and replica.retired is not None:
-            continue
-        model = replica.model if replica is not None else models.get(name)
-        if model is not None:
-            hosted[model] = hosted.get(model, 0) + 1
-    for model, count in hosted.items():
-        yield ("model", model)
-        yield ("model", model, count)
-
-
-def _sizes(kind: int, groups: Groups, base: int) -> Iterator[int]:
+def _count_groups(
+    found: Survey,
+    kind: int,
+    groups: Groups,
+    base: int,
+    sizes: Mapping[str | None, int],
+    keys: list[Key],
+) -> int:
     total = 0
     for domain, devices in groups.items():
-        form = LOOSE if domain is None else LINKED
-        yield key_of(kind, base + form, len(devices))
-        total += len(devices)
-    yield key_of(kind, base + TOTAL, total)
+        free = len(devices)
+        form = base + (LOOSE if domain is None else LINKED)
+        key = key_of(kind, form + WHOLE if free == sizes.get(domain) else form, free)
+        keys.append(key)
+        found.domains.setdefault(key, domain)
+        total += free
+    whole = sizes and total == sum(sizes.values())
+    keys.append(key_of(kind, base + TOTAL + (WHOLE if whole else 0), total))
+    return total
 
 
 _INDEX = "placement_index"

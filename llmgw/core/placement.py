@@ -8,8 +8,8 @@ again when a decision is folded.
 What wins, from the most important on: the entry's first class that fits; devices without a
 condition that is better avoided; the labels that the entry prefers; for `spread` the node with the
 fewest replicas of the model; for a group an NVLink domain, for a single device one outside of all
-domains; the smallest device that fits; the fewest free devices left over; the node that joined
-first, the least worn card, the lowest number.
+domains; the smallest device that fits; a domain that is in use already; the fewest free devices
+left over; the node that joined first, the least worn card, the lowest number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from llmgw.core.conditions import AVOIDED
 from llmgw.core.demand import taken_bytes, too_small, usable_bytes
 from llmgw.core.events import PartPlacement
 from llmgw.core.held import Held
-from llmgw.core.index import MOST_REPLICAS_ON_A_NODE, OF_NO_KIND, is_sharing, node_refuses
+from llmgw.core.index import MOST_REPLICAS_ON_A_NODE, OF_NO_KIND, node_refuses
 from llmgw.core.search import Choice, Search
 from llmgw.hardware.types import Device, device_label
 
@@ -82,7 +82,9 @@ def why_not(
     free_bytes = usable_bytes(entry, total_bytes)
     if holders:
         if not is_shared(device) and not (
-            entry.share and entry.gpus == 1 and is_sharing(state, holders, frozenset())
+            entry.share
+            and entry.gpus == 1
+            and all(state.replicas[name].entry.share for name in holders if name in state.replicas)
         ):
             return "in use"
         free_bytes = min(free_bytes, total_bytes - sum(holders.values()))
@@ -129,7 +131,7 @@ def place(state: Cluster, entry: Entry, held: Held) -> Placed | Refused:
         choice = search.choose(kinds)
         search.count_refusals(kinds, refusals, refused=choice is None)
         if choice is not None:
-            return _placed(state, search, choice, pattern, _most_first(refusals))
+            return _placed(search, choice, pattern, _most_first(refusals))
     if not refusals:
         wanted = ", ".join(entry.classes)
         refusals[f"no device of class {wanted}"] = 1
@@ -141,19 +143,15 @@ def _most_first(refusals: dict[str, int]) -> dict[str, int]:
     return dict(sorted(refusals.items(), key=lambda said: (-said[1], said[0])))
 
 
-def _placed(
-    state: Cluster, search: Search, choice: Choice, pattern: str, refusals: Mapping[str, int]
-) -> Placed:
+def _placed(search: Search, choice: Choice, pattern: str, refusals: Mapping[str, int]) -> Placed:
     entry, index = search.entry, search.index
     name, kind = index.names[choice.number], index.kinds[choice.kind]
     labels = ", ".join([device_label(number) for number in choice.devices])
     reasons = [f"{name}: {labels} of class {kind.device_class} (asked: {pattern})"]
     if len(choice.devices) > 1:
-        node = state.nodes[name]
-        domain = domain_of(node, [node.devices[number] for number in choice.devices])
         reasons.append(
-            f"one NVLink domain: {domain}"
-            if domain is not None
+            f"one NVLink domain: {choice.domain}"
+            if choice.domain is not None
             else "no NVLink domain has so many free cards: the group speaks over PCIe"
             if entry.nvlink != "ignore"
             else "the group speaks over PCIe: the entry ignores NVLink"
@@ -173,6 +171,6 @@ def _placed(
         "same_model": choice.same_model,
         "apart": choice.apart,
         "spare_bytes": kind.memory_bytes - search.demand,
-        "left_free": choice.free - len(choice.devices),
+        "left_free": max(choice.free - len(choice.devices), 0),
     }
     return Placed((part,), tuple(reasons), refusals, score)

@@ -17,15 +17,17 @@ from llmgw.core.demand import demand_bytes, taken_bytes, too_small, usable_bytes
 from llmgw.core.held import Held
 from llmgw.core.index import (
     ALL,
+    FORMS,
     LINKED,
     LOOSE,
+    MOST_TOGETHER,
     TOTAL,
+    WHOLE,
     WORSE,
     Board,
     Key,
     Kind,
     Marks,
-    Survey,
     index_of,
     union,
 )
@@ -45,6 +47,7 @@ class Choice(NamedTuple):
     tier: int
     same_model: int
     apart: int
+    domain: str | None
 
 
 class Side(NamedTuple):
@@ -82,14 +85,21 @@ class Search:
             for tier, sides in enumerate(self._tiers()):
                 for same_model, narrowed in self._levels(sides):
                     for apart, form in forms:
-                        for kind in fitting:
-                            found = self._find(narrowed, kind, form, worse)
-                            if found is not None:
-                                number, free, devices = found
-                                avoided = int(worse > 0)
-                                return Choice(
-                                    number, kind, devices, free, avoided, tier, same_model, apart
-                                )
+                        found = self._smallest(narrowed, fitting, form, worse)
+                        if found is not None:
+                            kind, number, key = found
+                            devices, domain = self._devices(kind, number, key)
+                            return Choice(
+                                number,
+                                kind,
+                                devices,
+                                key & MOST_TOGETHER if key >= 0 else 1,
+                                int(worse > 0),
+                                tier,
+                                same_model,
+                                apart,
+                                domain,
+                            )
         return None
 
     def _forms(self, fitting: list[int]) -> list[tuple[int, int]]:
@@ -105,7 +115,7 @@ class Search:
 
     def _any_worse(self, fitting: list[int]) -> bool:
         return any(
-            side.board.sizes.get(kind * 8 + WORSE + TOTAL)
+            side.board.sizes.get(kind * FORMS + WORSE + TOTAL)
             for side in self._sides
             for kind in fitting
         )
@@ -149,31 +159,54 @@ class Search:
             count = low.bit_length() - 1
             yield count, [_within(side, ("model", name, count)) for side in sides]
 
-    def _find(
-        self, sides: list[Side], kind: int, form: int, worse: int
-    ) -> tuple[int, int, tuple[int, ...]] | None:
-        """Return (node, how many are free there, devices) of the smallest group of a form."""
-        shared = self.index.kinds[kind].shared
-        if form == PARTLY:
-            return self._find_partly(sides, kind) if not worse else None
-        if shared:
-            return None
-        form += worse
-        least = self.size
-        base = kind * 8 + form
+    def _smallest(
+        self, sides: list[Side], fitting: list[int], form: int, worse: int
+    ) -> tuple[int, int, int] | None:
+        """Return (kind, node, key) of the smallest group; what is in use before what is whole."""
+        for kind in fitting:
+            if form == PARTLY:
+                found = None if worse else self._find_partly(sides, kind)
+                if found is not None:
+                    return (kind, *found)
+                continue
+            if self.index.kinds[kind].shared:
+                continue
+            for whole in (0,) if worse else (0, WHOLE):
+                found = self._find(sides, (kind * FORMS + form + whole + worse) << 10)
+                if found is not None:
+                    return (kind, *found)
+        return None
+
+    def _find(self, sides: list[Side], base: int) -> tuple[int, int] | None:
+        """Return (node, key) of the smallest group of a form that is large enough."""
         sizes = 0
         for side in sides:
-            sizes |= side.board.sizes.get(base, 0)
-        sizes = sizes >> least << least
+            sizes |= side.board.sizes.get(base >> 10, 0)
+        sizes = sizes >> self.size << self.size
         while sizes:
             low = sizes & -sizes
             sizes ^= low
-            free = low.bit_length() - 1
-            number = _first(sides, base << 10 | free)
+            key = base | low.bit_length() - 1
+            number = _first(sides, key)
             if number is not None:
-                survey = self.held.survey(self.index, number)
-                return number, free, _devices(survey, kind, form, free)[: self.size]
+                return number, key
         return None
+
+    def _devices(self, kind: int, number: int, key: int) -> tuple[tuple[int, ...], str | None]:
+        """Return the devices that a mark stands for, the best first, and their domain."""
+        if key < 0:
+            return (-key - 1,), None
+        survey = self.held.survey(self.index, number)
+        form = key >> 10 & FORMS - 1
+        groups = survey.groups(kind, form)
+        form = (form & ~WHOLE) % WORSE
+        if form != TOTAL:
+            domain = survey.domains[key]
+            return tuple(groups[domain][: self.size]), domain
+        loose = groups.get(None, [])
+        linked = sorted((d for domain, d in groups.items() if domain is not None), key=len)
+        together = (*loose, *(device for devices in linked for device in devices))
+        return together[: self.size], None
 
     def _find_partly(self, sides: list[Side], kind: int) -> tuple[int, int, tuple[int, ...]] | None:
         needed = taken_bytes(self.entry, self.demand, self.index.kinds[kind].memory_bytes)
@@ -187,7 +220,7 @@ class Search:
                 if _passes(found[1], within, without):
                     best = found
                     break
-        return None if best is None else (best[1], 1, (best[2],))
+        return None if best is None else (best[1], -best[2] - 1)
 
     # --- who was refused ---------------------------------------------------------------------
 
@@ -261,10 +294,10 @@ class Search:
             unlinked = f"fewer than {self.size} free in one NVLink domain"
         sizes = 0
         for side in self._sides:
-            sizes |= side.board.sizes.get(kind * 8 + ALL, 0)
+            sizes |= side.board.sizes.get(kind * FORMS + ALL, 0)
         labels = self.entry.labels.require
         for free in _numbers(sizes):
-            key = (kind * 8 + ALL) << 10 | free
+            key = (kind * FORMS + ALL) << 10 | free
             if reason is not None:
                 _add(refusals, reason, free * _count(self._sides, key))
                 continue
@@ -322,22 +355,6 @@ def _passes(number: int, within: tuple[Marks, ...], without: tuple[Marks, ...]) 
     return all(number in marks for marks in within) and not any(
         number in marks for marks in without
     )
-
-
-def _devices(survey: Survey, kind: int, form: int, free: int) -> tuple[int, ...]:
-    """Return the free devices that a mark stands for, the best first."""
-    groups = survey.groups(kind, form)
-    if form % WORSE == LOOSE:
-        return tuple(groups[None])
-    if form % WORSE == LINKED:
-        return next(
-            tuple(devices)
-            for domain, devices in groups.items()
-            if domain is not None and len(devices) == free
-        )
-    loose = groups.get(None, [])
-    linked = sorted((d for domain, d in groups.items() if domain is not None), key=len)
-    return (*loose, *(device for devices in linked for device in devices))
 
 
 def _within(side: Side, key: Key) -> Side:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from tests.benchmarks import deciding, folding, following, sampling, starting
+from tests.benchmarks import deciding, folding, following, judging, placing, sampling, starting
 from tests.benchmarks.measure import Result
 
 BENCHMARKS: dict[str, Callable[[], Iterator[Result]]] = {
@@ -21,6 +21,8 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Result]]] = {
     "folding": folding.benchmark,
     "starting": starting.benchmark,
     "sampling": sampling.benchmark,
+    "judging": judging.benchmark,
+    "placing": placing.benchmark,
     "deciding": deciding.benchmark,
 }
 OUTPUT = Path(__file__).parents[2] / "build" / "bench.json"

@@ -34,7 +34,7 @@ def described(index: Index) -> dict[str, Any]:
         return kinds[number] if number >= 0 else "none"
 
     def key(one: object) -> object:
-        return one if not isinstance(one, int) else (kind(one >> 13), one >> 10 & 7, one & 1023)
+        return one if not isinstance(one, int) else (kind(one >> 14), one >> 10 & 15, one & 1023)
 
     return {
         "marks": {key(one): list(marks) for one, marks in board.marks.items()},
@@ -43,7 +43,7 @@ def described(index: Index) -> dict[str, Any]:
         "sharing": {kind(n): count for n, count in board.sharing.items() if count},
         "partials": {kind(n): row for n, row in board.partials.items() if row},
         "sizes": {
-            form if isinstance(form, tuple) else (kind(form >> 3), form & 7): sizes
+            form if isinstance(form, tuple) else (kind(form >> 4), form & 15): sizes
             for form, sizes in board.sizes.items()
             if sizes
         },
@@ -222,6 +222,13 @@ def test_a_small_group_leaves_the_large_domain_whole() -> None:
     assert best(state, entry("m", gpus=2)) == ("n3", (0, 1))
     assert best(state, entry("m", gpus=3))[0] == "n2"
     assert best(state, entry("m", gpus=5))[0] == "n1"
+
+
+def test_a_domain_in_use_is_filled_before_a_whole_one_is_broken() -> None:
+    story = serving(entry("m", gpus=4, gib=10), nodes=[joined("n1", *domain(8))])
+    story.given(*joined("n2", *domain(2)))
+    assert best(story.state, entry("o", gib=10)) == ("n1", (4,))
+    assert best(story.state, entry("o", gib=10, gpus=2)) == ("n1", (4, 5))
 
 
 def test_pack_fills_a_node_up_and_spread_takes_another() -> None:

@@ -21,6 +21,10 @@ def starting(story: Story, *, generation: int) -> None:
     story.given(From("n1", begun))
 
 
+def phase(story: Story) -> str:
+    return story.state.replicas["r1"].parts[0].phase
+
+
 def gone(name: str, story: Story, node: str = "n1") -> None:
     revision = story.state.nodes[node].revision
     stopped = e.ReplicaStopped(replica=name, generation=1, reason="enough", revision=revision)
@@ -140,10 +144,10 @@ def test_a_restart_is_a_new_generation_in_the_same_place() -> None:
     assert command.assignments[0].generation == 2  # type: ignore[union-attr]
     old = e.ReplicaStopped(replica="r1", generation=1, reason="replaced", revision=2)
     story.given(From("n1", old))
-    assert story.state.replicas["r1"].parts[0].phase == "assigned"
+    assert phase(story) == "assigned"
     starting(story, generation=2)
     ready("r1", story=story, generation=2)
-    assert story.state.replicas["r1"].parts[0].phase == "ready"
+    assert phase(story) == "ready"
     assert story.state.unexpected == 0
 
 
