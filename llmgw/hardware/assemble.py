@@ -6,6 +6,7 @@ of placement and why, and what the operator is warned of. Cards are joined by UU
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -13,12 +14,20 @@ from msgspec.structs import replace
 
 from llmgw.errors import BackendUnavailable
 from llmgw.hardware.classes import card_class, is_generic, is_unified
-from llmgw.hardware.mig import instance_devices
+from llmgw.hardware.mig import bare_profile, instance_devices
 from llmgw.hardware.nvlink import with_domains
-from llmgw.hardware.reports import Report, ReportedCard
+from llmgw.hardware.reports import BareInstance, Report, ReportedCard
 from llmgw.hardware.smi_list import Listing, UnreadableCard
 from llmgw.hardware.topology import Topology
 from llmgw.hardware.types import Card, Device, Excluded, Inventory, device_label
+
+ECC_UNCORRECTED_LIMIT = 10
+"""How many uncorrectable errors since the driver was loaded a card may have and still be used.
+
+One is contained: it ends the process that met it, and the row is remapped or the page retired at
+the next reset, which sets the counter back. A card that goes on beyond some has not been helped by
+that. What it counted over its life says little, since it includes all that was mended.
+"""
 
 
 class HostMemory(msgspec.Struct, frozen=True):
@@ -37,21 +46,27 @@ def assemble(
     host: HostMemory | None = None,
     unreachable: Sequence[Excluded] = (),
     backend: str = "nvidia-smi",
+    ecc_uncorrected_limit: int = ECC_UNCORRECTED_LIMIT,
 ) -> Inventory:
     """The inventory of a node. `unreachable` are cards that could not even be reported.
 
-    NVML needs no listing: its report has what the tool's listing tells.
+    NVML needs no listing: its report has what the tool's listing tells. A card with more
+    uncorrectable errors than the limit is kept out of placement.
 
     Raises `BackendUnavailable` where the outputs contradict each other about which card is which.
     """
-    reported = [_with_host_memory(entry, host) for entry in _identified(report.cards, listing)]
+    reported = [
+        _without_false_zero(_with_host_memory(entry, host))
+        for entry in _identified(report.cards, listing)
+    ]
     reported.sort(key=lambda entry: entry.card.index)
+    _refuse_both({entry.card.index for entry in reported}, unreachable)
     cards, warnings = with_domains(node, reported, topology)
     devices: list[Device] = []
     excluded: list[Excluded] = list(unreachable)
     warnings = [*_report_warnings(report, () if unreachable else listing.unreadable), *warnings]
     for entry, card in zip(reported, cards, strict=True):
-        out = _exclusion(entry, card)
+        out = _exclusion(entry, card, ecc_uncorrected_limit)
         if out is not None:
             excluded.append(out)
         if out is None or out.reason in _STILL_LISTED:
@@ -60,6 +75,8 @@ def assemble(
             excluded += broken
             warnings += said
         warnings += _card_warnings(entry, card)
+    devices, alike = _told_apart(devices)
+    excluded += alike
     return Inventory(
         node=node,
         backend=backend,
@@ -70,6 +87,31 @@ def assemble(
         excluded=tuple(sorted(excluded, key=_by_number)),
         warnings=tuple(warnings),
     )
+
+
+def _refuse_both(readable: set[int], unreachable: Sequence[Excluded]) -> None:
+    for out in unreachable:
+        if out.card in readable:
+            raise BackendUnavailable(
+                f"card {out.card} is told both as one that answers and as one that does not: what"
+                " was read does not belong together; take it again"
+            )
+
+
+def _told_apart(devices: Sequence[Device]) -> tuple[list[Device], list[Excluded]]:
+    """The devices whose UUIDs no other has, and those that would be one device sold twice."""
+    times = Counter(device.uuid for device in devices)
+    alike = [
+        Excluded(
+            card=device.card,
+            device=device.id,
+            reason="mig-mismatch",
+            detail=f"another device was told with the same UUID {device.uuid}",
+        )
+        for device in devices
+        if times[device.uuid] > 1
+    ]
+    return [device for device in devices if times[device.uuid] == 1], alike
 
 
 _RESETS = frozenset({"reset", "reboot", "bus-reset", "system-reboot"})
@@ -131,7 +173,14 @@ def _with_host_memory(reported: ReportedCard, host: HostMemory | None) -> Report
     return replace(reported, card=unified)
 
 
-def _exclusion(reported: ReportedCard, card: Card) -> Excluded | None:
+def _without_false_zero(reported: ReportedCard) -> ReportedCard:
+    """A card in MIG mode without utilisation: a driver that tells one tells what is none."""
+    if reported.card.mig_mode != "enabled":
+        return reported
+    return replace(reported, card=replace(reported.card, utilization_percent=None))
+
+
+def _exclusion(reported: ReportedCard, card: Card, ecc_limit: int) -> Excluded | None:
     """Why nothing may be placed on a card, the gravest reason first."""
 
     def out(reason: str, detail: str) -> Excluded:
@@ -144,6 +193,10 @@ def _exclusion(reported: ReportedCard, card: Card) -> Excluded | None:
         return out("needs-reset", f"the driver asks for a {action} before the card works again")
     if card.wear.remap_failed:
         return out("worn", "the card has failed to remap a row of its memory: replace it")
+    if (card.wear.ecc_volatile_uncorrected or 0) > ecc_limit:
+        # Without the number itself: each further error would be another inventory.
+        detail = f"more than {ecc_limit} uncorrectable memory errors since the driver was loaded"
+        return out("worn", f"{detail}: reset the card, and replace it if they come back")
     if card.wear.remap_pending:
         reset = f"nvidia-smi --gpu-reset -i {card.index}"
         return out("needs-reset", f"a row of the card's memory waits for a reset: {reset}")
@@ -157,13 +210,24 @@ def _exclusion(reported: ReportedCard, card: Card) -> Excluded | None:
         return out("no-permission", "the driver does not let this user read the card")
     elif card.memory_total_bytes is None:
         return out("unreadable", "the card's memory is not readable")
-    if (card.compute_mode or "Default").lower() != "default":
-        mode = f"the compute mode is {card.compute_mode}: set it with nvidia-smi -c DEFAULT"
-        return out("compute-mode", mode)
+    mode = _refusing_mode(reported, card)
+    if mode is not None:
+        return out("compute-mode", f"{mode}: set it with nvidia-smi -i {card.index} -c DEFAULT")
     if card.fabric and card.fabric.state and card.fabric.state.lower() in _FABRIC_NOT_READY:
         state = f"the NVLink fabric is {card.fabric.state}: check that the fabric manager runs"
         return out("fabric", state)
     return None
+
+
+def _refusing_mode(reported: ReportedCard, card: Card) -> str | None:
+    """Why the compute mode lets no process in; an exclusive mode lets one, while there is none."""
+    mode = card.compute_mode or "Default"
+    if mode.lower() == "prohibited":
+        return f"the compute mode is {mode}"
+    if mode.lower() == "default" or reported.processes == ():
+        return None
+    held = "holds the card" if reported.processes else "may hold the card, which is not told"
+    return f"the compute mode is {mode} and a process {held}"
 
 
 def _nothing_carved(reported: ReportedCard) -> str:
@@ -174,11 +238,20 @@ def _nothing_carved(reported: ReportedCard) -> str:
 
 def _bare(reported: ReportedCard) -> str:
     """What is wrong with the GPU instances that hold nothing, and how to mend it."""
-    ids = ",".join(str(number) for number in reported.bare_gpu_instances)
+    number = reported.card.index
+    ids = ",".join(str(one.id) for one in reported.bare)
+    named = ", ".join(_named(reported, one) for one in reported.bare)
     return (
-        f"GPU instance {ids} of card {reported.card.index} has no compute instance, so that nothing"
-        f" can use it: nvidia-smi mig -i {reported.card.index} -gi {ids} -cci"
+        f"GPU instance {named} of card {number} has no compute instance, so that nothing"
+        f" can use it: nvidia-smi mig -i {number} -gi {ids} -cci"
     )
+
+
+def _named(reported: ReportedCard, one: BareInstance) -> str:
+    """A GPU instance with its profile and memory, as far as they are known: `3 (2g.20gb)`."""
+    memory = one.memory_bytes and f"{one.memory_bytes // 2**20} MiB"
+    about = [text for text in (bare_profile(reported, one), memory) if text]
+    return f"{one.id} ({', '.join(about)})" if about else str(one.id)
 
 
 _FABRIC_NOT_READY = frozenset({"in progress", "not started"})
@@ -229,6 +302,16 @@ def _card_warnings(reported: ReportedCard, card: Card) -> list[str]:
         warnings.append(
             f"card {card.index} has the generic name {card.name!r}: the driver is older than the"
             f" card, and its class is {card.card_class}"
+        )
+    if (card.compute_mode or "").lower().startswith("exclusive"):
+        warnings.append(
+            f"card {card.index} lets in one process at a time (compute mode {card.compute_mode}):"
+            f" nvidia-smi -i {card.index} -c DEFAULT lets in several"
+        )
+    if card.wear.retired_pending:
+        warnings.append(
+            f"a page of card {card.index}'s memory waits to be retired: reload the driver, or"
+            " reboot the machine"
         )
     if card.uuid.startswith("PCI-"):
         warnings.append(f"card {card.index} gives no UUID and is known by its PCI address")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 
 import msgspec
 
@@ -74,6 +75,7 @@ def card_class(product: str | None, memory_bytes: int | None) -> str:
     return model if memory is None else f"{model}-{memory}g"
 
 
+@lru_cache(maxsize=64)  # asked for each card of each sample
 def model_name(product: str | None) -> str:
     """The model without vendor words, form factor and memory: `rtx4090`, `h100-nvl`, `t4`."""
     text = re.sub(r"\([^)]*\)", " ", (product or "").lower())
@@ -102,6 +104,16 @@ def marketed_gb(model: str, product: str | None, memory_bytes: int | None) -> in
         return min(near, key=lambda n: abs(gib - n))
     fitting = [n for n in _SIZES_GB if n * (1 - _SHORTFALL) <= gib <= n * (1 + _EXCESS)]
     return fitting[0] if fitting else max(1, math.floor(gib + 0.5))
+
+
+def known_models() -> tuple[str, ...]:
+    """The models whose memory sizes are known, as `model_name` gives them."""
+    return tuple(_MARKETED_GB)
+
+
+def sold_sizes_gb(model: str) -> tuple[int, ...]:
+    """The memory sizes that a model is sold with, in GB; empty where that is not known."""
+    return _MARKETED_GB.get(model, ())
 
 
 def is_generic(product: str | None) -> bool:

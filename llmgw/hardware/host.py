@@ -13,6 +13,8 @@ from llmgw.errors import BackendUnavailable
 from llmgw.hardware.assemble import HostMemory
 
 ROOT = Path("/")
+# Accounts of people have numbers between those of services and that of nobody.
+_FIRST_PERSON, _NOBODY = 1000, 65534
 
 
 def host_memory(root: Path = ROOT, *, limited: bool = False) -> HostMemory | None:
@@ -52,6 +54,24 @@ def machine_id(root: Path = ROOT) -> str:
         if re.fullmatch(r"[0-9a-f]{32}", text):
             return text
     return ""
+
+
+def owners(root: Path = ROOT) -> tuple[list[str], list[str]]:
+    """The names of this machine, in every form, and of the people who have an account on it."""
+    hosts = set()
+    for name in ("proc/sys/kernel/hostname", "etc/hostname"):
+        full = _read(root / name).strip()
+        short, _, domain = full.partition(".")
+        hosts |= {full, short, domain if "." in domain else ""}
+    users = set()
+    for line in _read(root / "etc/passwd").splitlines():
+        name, _, number = (*line.split(":"), "", "", "")[:3]
+        if number.isdecimal() and _FIRST_PERSON <= int(number) < _NOBODY:
+            users.add(name)
+    home = root / "home"
+    if home.is_dir():
+        users |= {folder.name for folder in home.iterdir()}
+    return sorted(hosts - {""}), sorted(users - {""})
 
 
 def require_memory(root: Path = ROOT) -> HostMemory:

@@ -9,9 +9,10 @@ drivers before 470 used.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
-from llmgw.hardware.classes import Profile, instance_class
-from llmgw.hardware.reports import ReportedCard, ReportedInstance, ReportedProcess
+from llmgw.hardware.classes import Profile, instance_class, parse_profile
+from llmgw.hardware.reports import BareInstance, ReportedCard, ReportedInstance, ReportedProcess
 from llmgw.hardware.smi_list import ListedInstance
 from llmgw.hardware.types import Card, Device, Excluded, Process, device_label, instance_id
 
@@ -58,7 +59,32 @@ def instance_devices(
             f"the UUIDs of card {card.index}'s MIG instances were not told: ids of the old form"
             " MIG-GPU-<uuid>/<gi>/<ci> stand for them"
         )
+    if not excluded:
+        warnings += _partly_carved(card, devices)
     return devices, excluded, warnings
+
+
+def bare_profile(reported: ReportedCard, bare: BareInstance) -> str | None:
+    """The profile of a GPU instance without compute instance, as far as numbers tell it."""
+    whole = ReportedInstance(index=0, slices=bare.slices, memory_total_bytes=bare.memory_bytes)
+    return derived_profile(reported, reported.card, whole)
+
+
+def _partly_carved(card: Card, devices: list[Device]) -> Iterator[str]:
+    """Warnings of GPU instances whose compute instances leave some of their slices unused."""
+    profiles: dict[int, list[Profile]] = {}
+    for device in devices:
+        profile = parse_profile(device.profile or "")
+        if profile is not None and device.gpu_instance is not None:
+            profiles.setdefault(device.gpu_instance, []).append(profile)
+    for number, found in sorted(profiles.items()):
+        used = sum(profile.compute_slices or profile.slices for profile in found)
+        if used < found[0].slices:
+            yield (
+                f"GPU instance {number} of card {card.index} has {found[0].slices} compute slices"
+                f" and its compute instances use {used}: what fits beside them shows"
+                f" nvidia-smi mig -i {card.index} -gi {number} -lcip"
+            )
 
 
 def _mismatch(
@@ -102,6 +128,7 @@ def _device(
         memory_reserved_bytes=instance.memory_reserved_bytes,
         memory_used_bytes=instance.memory_used_bytes,
         memory_free_bytes=instance.memory_free_bytes,
+        utilization_percent=None if _shares(reported, instance) else instance.utilization_percent,
         processes=_processes(reported, instance),
     )
 
@@ -156,6 +183,14 @@ def _compute_slices(instance: ReportedInstance, slices: int, per_slice: int) -> 
     if own and per_slice and own < slices * per_slice * _PARTIAL:
         return max(1, round(own / per_slice))
     return None
+
+
+def _shares(reported: ReportedCard, instance: ReportedInstance) -> bool:
+    """Whether another compute instance stands on the same GPU instance, which is what is busy."""
+    return any(
+        one is not instance and one.gpu_instance == instance.gpu_instance
+        for one in reported.instances
+    )
 
 
 def _siblings(reported: ReportedCard, instance: ReportedInstance) -> int:

@@ -21,7 +21,7 @@ _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 def with_domains(
     node: str, reported: Sequence[ReportedCard], topology: Topology | None
 ) -> tuple[list[Card], list[str]]:
-    """The cards with domain, peers and memory node where known, and warnings.
+    """The cards with domain, peers and what they are near where known, and warnings.
 
     A lost card and a card in MIG mode have no domain: the one is not there, and instances of the
     other cannot use NVLink.
@@ -49,7 +49,9 @@ def _placed(card: Card, domains: dict[int, str], topology: Topology | None) -> C
     return replace(
         card,
         nvlink_peers=None if peers is None else tuple(sorted(peers)),
+        nvlink_links_down=topology.down.get(card.index),
         numa_node=topology.numa.get(card.index),
+        cpu_affinity=topology.cpus.get(card.index),
     )
 
 
@@ -82,7 +84,7 @@ def _fabric_domains(node: str, reported: Sequence[ReportedCard]) -> dict[int, st
 def _among(topology: Topology, usable: set[int]) -> Topology:
     """The topology with the links between usable cards alone."""
     peers = {card: found & usable for card, found in topology.peers.items() if card in usable}
-    return Topology(peers, topology.numa)
+    return replace(topology, peers=peers)
 
 
 def _topology_domains(node: str, topology: Topology) -> dict[int, str]:

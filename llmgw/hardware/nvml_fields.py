@@ -19,11 +19,12 @@ from llmgw.hardware.readings import (
     MARGIN_RANGE,
     MEBIBYTE,
     MEBIBYTES_LIMIT,
+    MEGAHERTZ_RANGE,
     PERCENT_RANGE,
     WATTS_RANGE,
     total,
 )
-from llmgw.hardware.smi_fields import Heat
+from llmgw.hardware.smi_fields import Clocks, Heat
 from llmgw.hardware.types import Fabric, Wear
 
 MEMORY_V2 = f"nvmlDeviceGetMemoryInfo({0x02000028})"
@@ -47,6 +48,8 @@ _RECOVERY = (
 )
 _FABRIC_STATES = (None, "Not Started", "In Progress", "Completed")
 _INSTANT_POWER, _RECOVERY_ACTION, _RESET_STATUS = "186", "230", "226"
+_SHUTDOWN_MARGIN, _SLOWDOWN_MARGIN = "193", "194"
+_FIELDS = "nvmlDeviceGetFieldValues"
 
 Memory = tuple[int | None, int | None, int | None, int | None]
 
@@ -62,7 +65,8 @@ def bytes_as_printed(amount: object, driver: int) -> int | None:
 def memory(calls: Mapping[str, Answer], driver: int) -> Memory:
     """Total, reserved, used and free memory in bytes, of a card or an instance.
 
-    Before 510 there is but the first version of the call, in which what is reserved is used.
+    The second version of the call (510) tells reserved, used and free, which make up the total; in
+    the first, all that drivers before have, there is no `reserved` and it is part of `used`.
     """
     found = read.members(calls, MEMORY_V2) or read.members(calls, MEMORY_V1) or {}
     parts = ("total", "reserved", "used", "free")
@@ -80,9 +84,12 @@ def memory_absent(calls: Mapping[str, Answer]) -> bool:
     return read.NOT_SUPPORTED in codes and codes <= {read.NOT_SUPPORTED, *other}
 
 
-def field(calls: Mapping[str, Answer], number: str) -> Any:  # noqa: ANN401 - any number
+def field(calls: Mapping[str, Answer], number: str, asked: str = _FIELDS) -> Any:  # noqa: ANN401 - any number
     """A field value by its id; each has a return code of its own."""
-    entry = (read.members(calls, "nvmlDeviceGetFieldValues") or {}).get(number)
+    return _field_value((read.members(calls, asked) or {}).get(number))
+
+
+def _field_value(entry: object) -> Any:  # noqa: ANN401 - any number
     return entry.get("value") if isinstance(entry, dict) and "error" not in entry else None
 
 
@@ -100,13 +107,23 @@ def fan_and_heat(calls: Mapping[str, Answer]) -> Heat:
         read.number(calls, name, WATTS_RANGE, 1000)
         for name in ("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPowerManagementLimit")
     )
-    threshold = read.number(calls, "nvmlDeviceGetTemperatureThreshold(1)", CELSIUS_RANGE)
+    shutdown, slowdown = (
+        read.number(calls, f"nvmlDeviceGetTemperatureThreshold({kind})", CELSIUS_RANGE)
+        for kind in (0, 1)
+    )
+    shutdown_margin, slowdown_margin = (
+        read.as_number(field(calls, number, f"{_FIELDS}(limits)"), MARGIN_RANGE)
+        for number in (_SHUTDOWN_MARGIN, _SLOWDOWN_MARGIN)
+    )
     return Heat(
         temperature_celsius=next((value for value in heat if value is not None), None),
         temperature_margin_celsius=read.number(
             calls, "nvmlDeviceGetMarginTemperature", MARGIN_RANGE
         ),
-        temperature_slowdown_celsius=threshold or None,
+        temperature_slowdown_celsius=slowdown or None,
+        temperature_shutdown_celsius=shutdown or None,
+        temperature_slowdown_margin_celsius=slowdown_margin,
+        temperature_shutdown_margin_celsius=shutdown_margin,
         power_watts=_hundredths(next((value for value in power if value is not None), None)),
         power_limit_watts=_hundredths(next((value for value in limit if value is not None), None)),
         fan_percent=read.number(calls, "nvmlDeviceGetFanSpeed", FAN_RANGE),
@@ -121,6 +138,25 @@ def utilization_percent(calls: Mapping[str, Answer]) -> float | None:
     """How busy a whole card is; absent on a card in MIG mode."""
     found = read.members(calls, "nvmlDeviceGetUtilizationRates") or {}
     return read.as_number(found.get("gpu"), PERCENT_RANGE)
+
+
+def instance_utilization_percent(calls: Mapping[str, Answer]) -> float | None:
+    """How busy the multiprocessors of an instance were between two samples of a session (GPM)."""
+    return read.number(calls, "nvmlGpmMetricsGet(2)", PERCENT_RANGE)
+
+
+def clocks(calls: Mapping[str, Answer]) -> Clocks:
+    """The clocks that the card runs at now."""
+    graphics, memory_clock = (
+        read.number(calls, f"nvmlDeviceGetClockInfo({kind})", MEGAHERTZ_RANGE) for kind in (0, 2)
+    )
+    return Clocks(clock_graphics_mhz=graphics, clock_memory_mhz=memory_clock)
+
+
+def nvlink_errors(calls: Mapping[str, Answer]) -> int | None:
+    """Errors of all links together, whichever counters the card's generation has."""
+    found = (read.members(calls, f"{_FIELDS}(links)") or {}).values()
+    return total(*(read.as_whole(_field_value(entry)) for entry in found))
 
 
 def throttled_by(calls: Mapping[str, Answer]) -> tuple[str, ...] | None:
@@ -142,7 +178,7 @@ def recovery_action(calls: Mapping[str, Answer]) -> str | None:
 
 
 def wear(calls: Mapping[str, Answer]) -> Wear:
-    """What the card's memory has suffered over its life (the aggregate counters)."""
+    """What the card's memory has suffered, over its life and since the driver was loaded."""
     retired = [
         None if pages is None else len(pages)
         for pages in (read.items(calls, f"nvmlDeviceGetRetiredPages({cause})") for cause in (0, 1))
@@ -152,6 +188,8 @@ def wear(calls: Mapping[str, Answer]) -> Wear:
     return Wear(
         ecc_corrected=read.whole(calls, "nvmlDeviceGetTotalEccErrors(0,1)"),
         ecc_uncorrected=read.whole(calls, "nvmlDeviceGetTotalEccErrors(1,1)"),
+        ecc_volatile_corrected=read.whole(calls, "nvmlDeviceGetTotalEccErrors(0,0)"),
+        ecc_volatile_uncorrected=read.whole(calls, "nvmlDeviceGetTotalEccErrors(1,0)"),
         retired_pages=total(*retired),
         retired_pending=_flag(read.whole(calls, "nvmlDeviceGetRetiredPagesPendingStatus")),
         remapped_rows=total(corrected, uncorrected),

@@ -18,7 +18,7 @@ _NO_LINKS = frozenset({read.NOT_SUPPORTED, read.INVALID_ARGUMENT, read.FUNCTION_
 
 
 def topology_of(record: Record) -> Topology:
-    """The links and memory nodes of all cards. A card that does not tell its links has no entry."""
+    """The links of all cards and what they are near. A card that does not tell has no entry."""
     told = [card for card in record.cards if _tells(card)]
     at = {
         address: card.index
@@ -35,7 +35,13 @@ def topology_of(record: Record) -> Topology:
         for card, own in ends.items()
     }
     nodes = {card.index: _memory_node(card) for card in record.cards}
-    return Topology(peers, {card: node for card, node in nodes.items() if node is not None})
+    near = {card.index: _processors(card) for card in record.cards}
+    return Topology(
+        peers,
+        numa={card: node for card, node in nodes.items() if node is not None},
+        cpus={card: processors for card, processors in near.items() if processors},
+        down={card.index: _down(card) for card in told},
+    )
 
 
 def _tells(card: CardRecord) -> bool:
@@ -78,12 +84,36 @@ def _linked(
 
 def _memory_node(card: CardRecord) -> int | None:
     """The one memory node that the card is near; `None` where it is several or none."""
-    name = "nvmlDeviceGetMemoryAffinity(16,0)"
-    bits = [
+    bits = _bits(card, "nvmlDeviceGetMemoryAffinity(16,0)")
+    return bits[0] if len(bits) == 1 else None
+
+
+def _processors(card: CardRecord) -> str:
+    """The processors that the card is near, as the kernel lists them: `0-23,48-71`."""
+    runs: list[list[int]] = []
+    for bit in _bits(card, "nvmlDeviceGetCpuAffinity(32)"):
+        if runs and bit == runs[-1][-1] + 1:
+            runs[-1][1:] = [bit]
+        else:
+            runs.append([bit])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def _bits(card: CardRecord, name: str) -> list[int]:
+    """The numbers of the bits that are set in a mask of words of 64 bits."""
+    return [
         64 * position + bit
         for position, word in enumerate(read.items(card.calls, name) or ())
         if isinstance(word, int)
         for bit in range(64)
         if word >> bit & 1
     ]
-    return bits[0] if len(bits) == 1 else None
+
+
+def _down(card: CardRecord) -> tuple[int, ...]:
+    """The links that the card has and that are not active."""
+    return tuple(
+        link
+        for link in range(_MOST_LINKS)
+        if read.whole(card.calls, f"nvmlDeviceGetNvLinkState({link})") == 0
+    )

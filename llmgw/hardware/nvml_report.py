@@ -7,12 +7,15 @@ fills the same types: what can be placed on is decided by `assemble` for both.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from llmgw.hardware import nvml_fields as fields
 from llmgw.hardware import nvml_record as read
 from llmgw.hardware.classes import card_class, parse_profile
 from llmgw.hardware.nvml_record import Calls, CardRecord, InstanceRecord, Record
+from llmgw.hardware.readings import MEBIBYTE
 from llmgw.hardware.reports import (
+    BareInstance,
     Report,
     ReportedCard,
     ReportedInstance,
@@ -46,8 +49,12 @@ _UNOPENED = {
 }
 
 
-def report_of(record: Record) -> Report:
-    """The report on every card that could be opened."""
+ReadsCard = Callable[[CardRecord, int], ReportedCard]
+
+
+def report_of(record: Record, reads: ReadsCard | None = None) -> Report:
+    """The report on every card that could be opened. `reads` may know a way to read one faster."""
+    reads = reads or card_report
     driver = read.text(record.system, "nvmlSystemGetDriverVersion")
     cuda = read.whole(
         record.system, "nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion"
@@ -56,7 +63,7 @@ def report_of(record: Record) -> Report:
     return Report(
         driver_version=driver,
         cuda_version=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
-        cards=tuple(_card(card, major) for card in record.cards if _opened(card)),
+        cards=tuple(reads(card, major) for card in record.cards if _opened(card)),
     )
 
 
@@ -78,7 +85,8 @@ def _opened(card: CardRecord) -> bool:
     return answer is not None and answer.error is None
 
 
-def _card(record: CardRecord, driver: int) -> ReportedCard:
+def card_report(record: CardRecord, driver: int) -> ReportedCard:
+    """The report on one card, by the calls on it and the driver's major version."""
     calls = record.calls
     name = read.text(calls, "nvmlDeviceGetName")
     total, reserved, used, free = fields.memory(calls, driver)
@@ -102,13 +110,16 @@ def _card(record: CardRecord, driver: int) -> ReportedCard:
             fabric=fields.fabric(calls),
             utilization_percent=fields.utilization_percent(calls),
             throttled_by=fields.throttled_by(calls),
+            pcie_replays=read.whole(calls, "nvmlDeviceGetPcieReplayCounter"),
+            nvlink_errors=fields.nvlink_errors(calls),
             recovery_action=fields.recovery_action(calls),
             wear=fields.wear(calls),
             **fields.fan_and_heat(calls),
+            **fields.clocks(calls),
         ),
         architecture=_ARCHITECTURES.get(architecture or 0),
         instances=tuple(_instance(one, driver) for one in _once(record.instances)),
-        bare_gpu_instances=_bare_gpu_instances(record),
+        bare=_bare(record),
         processes=_processes(record, driver),
         trouble=_trouble(calls),
         memory_absent=fields.memory_absent(calls),
@@ -181,6 +192,7 @@ def _instance(record: InstanceRecord, driver: int) -> ReportedInstance:
         memory_reserved_bytes=reserved,
         memory_used_bytes=used,
         memory_free_bytes=free,
+        utilization_percent=fields.instance_utilization_percent(calls),
     )
 
 
@@ -190,12 +202,21 @@ def _profile(name: str | None) -> str | None:
     return match[1] if match and parse_profile(match[1]) else None
 
 
-def _bare_gpu_instances(record: CardRecord) -> tuple[int, ...]:
+def _bare(record: CardRecord) -> tuple[BareInstance, ...]:
     """The GPU instances that no compute instance stands on, where the driver tells (to root)."""
     told = read.items(record.calls, "nvmlDeviceGetGpuInstances") or ()
     used = {read.whole(one.calls, "nvmlDeviceGetGpuInstanceId") for one in record.instances}
-    found = (read.as_whole(one) for one in told)
-    return tuple(sorted({one for one in found if one is not None and one not in used}))
+    found: dict[int, BareInstance] = {}
+    for entry in told:
+        about = entry if isinstance(entry, dict) else {}
+        number, memory = read.as_whole(about.get("id")), read.as_whole(about.get("memory_mib"))
+        if number is not None and number not in used:
+            found[number] = BareInstance(
+                id=number,
+                slices=read.as_whole(about.get("slices")) or None,
+                memory_bytes=memory * MEBIBYTE if memory else None,
+            )
+    return tuple(found[number] for number in sorted(found))
 
 
 def _processes(record: CardRecord, driver: int) -> tuple[ReportedProcess, ...] | None:

@@ -38,6 +38,7 @@ MARGIN_RANGE = (-500.0, 500.0)
 WATTS_RANGE = (0.0, 100_000.0)
 PERCENT_RANGE = (0.0, 100.0)
 FAN_RANGE = (0.0, 1000.0)  # a fan may run above its nominal 100 %
+MEGAHERTZ_RANGE = (0.0, 100_000.0)
 
 
 def bare(value: str | None) -> str:
@@ -86,6 +87,11 @@ def percent(value: str | None) -> float | None:
 def fan_percent(value: str | None) -> float | None:
     """A fan's speed, which may exceed 100 %."""
     return number(value, "%", FAN_RANGE)
+
+
+def megahertz(value: str | None) -> float | None:
+    """A clock."""
+    return number(value, "MHz", MEGAHERTZ_RANGE)
 
 
 def mebibytes(value: str | None) -> int | None:

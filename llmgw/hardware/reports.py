@@ -45,7 +45,16 @@ class ReportedInstance(msgspec.Struct, frozen=True, kw_only=True):
     memory_reserved_bytes: int | None = None
     memory_used_bytes: int | None = None
     memory_free_bytes: int | None = None
+    utilization_percent: float | None = None
     trouble: str | None = None
+
+
+class BareInstance(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU instance that holds no compute instance, so that nothing can use it."""
+
+    id: int
+    slices: int | None = None
+    memory_bytes: int | None = None
 
 
 class ReportedCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,18 +62,23 @@ class ReportedCard(msgspec.Struct, frozen=True, kw_only=True):
 
     `processes` is `None` where the driver does not tell. `coherent` is set where the card
     addresses the system's memory (ATS). `fabric_status` is the fabric's own verdict.
-    `bare_gpu_instances` are those without a compute instance, which only NVML tells, and only root.
+    `bare` are GPU instances without a compute instance, which only NVML tells, and only root.
     """
 
     card: Card
     architecture: str | None = None
     instances: tuple[ReportedInstance, ...] = ()
-    bare_gpu_instances: tuple[int, ...] = ()
+    bare: tuple[BareInstance, ...] = ()
     processes: tuple[ReportedProcess, ...] | None = None
     trouble: Trouble | None = None
     memory_absent: bool = False
     coherent: bool = False
     fabric_status: str | None = None
+
+    @property
+    def bare_gpu_instances(self) -> tuple[int, ...]:
+        """The ids of the GPU instances without a compute instance."""
+        return tuple(one.id for one in self.bare)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from llmgw.hardware.types import Card, CardReading, Device, DeviceReading, Inventory, Readings
+from llmgw.hardware.types import (
+    Card,
+    CardReading,
+    Device,
+    DeviceReading,
+    Inventory,
+    Readings,
+    Wear,
+)
 
 
 def shape(inventory: Inventory) -> Inventory:
     """The inventory without what it measured: two looks at an unchanged machine are equal.
 
-    The power limit goes too: the limit in force may move by itself on some boards.
+    The power limit goes too: the limit in force may move by itself on some boards. So do counters
+    of errors: what they mean for placement stays, as an exclusion.
     """
     return replace(
         inventory,
@@ -42,7 +51,12 @@ def _card_shape(card: Card) -> Card:
         power_limit_watts=None,
         utilization_percent=None,
         fan_percent=None,
+        clock_graphics_mhz=None,
+        clock_memory_mhz=None,
         throttled_by=None,
+        pcie_replays=None,
+        nvlink_errors=None,
+        wear=Wear(),
     )
 
 
@@ -66,7 +80,12 @@ def _card_reading(card: Card) -> CardReading:
         power_limit_watts=card.power_limit_watts,
         utilization_percent=card.utilization_percent,
         fan_percent=card.fan_percent,
+        clock_graphics_mhz=card.clock_graphics_mhz,
+        clock_memory_mhz=card.clock_memory_mhz,
         throttled_by=card.throttled_by,
+        pcie_replays=card.pcie_replays,
+        nvlink_errors=card.nvlink_errors,
+        wear=card.wear,
     )
 
 

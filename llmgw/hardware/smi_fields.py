@@ -15,6 +15,16 @@ from llmgw.hardware.types import Fabric, Wear
 # Reasons that clocks are below their maximum which are no throttling: nothing to do, or a setting.
 _NOT_THROTTLING = frozenset({"gpu_idle", "applications_clocks_setting", "display_clocks_setting"})
 
+# Where errors are counted; a card has the parts of its own generation.
+_CORRECTED = ("single_bit/total", "sram_correctable", "dram_correctable")
+_UNCORRECTED = (
+    "double_bit/total",
+    "sram_uncorrectable",
+    "sram_uncorrectable_parity",  # 570, Ampere and later: in place of the one above
+    "sram_uncorrectable_secded",
+    "dram_uncorrectable",
+)
+
 
 class Heat(TypedDict):
     """The fields of `Card` for heat, power and fan."""
@@ -22,15 +32,27 @@ class Heat(TypedDict):
     temperature_celsius: float | None
     temperature_margin_celsius: float | None
     temperature_slowdown_celsius: float | None
+    temperature_shutdown_celsius: float | None
+    temperature_slowdown_margin_celsius: float | None
+    temperature_shutdown_margin_celsius: float | None
     power_watts: float | None
     power_limit_watts: float | None
     fan_percent: float | None
 
 
+class Clocks(TypedDict):
+    """The fields of `Card` for clocks."""
+
+    clock_graphics_mhz: float | None
+    clock_memory_mhz: float | None
+
+
 def memory(element: ET.Element) -> tuple[int | None, int | None, int | None, int | None]:
     """Total, reserved, used and free memory in bytes, of a card or an instance.
 
-    A total of zero is a driver's way to say that there is no memory of its own.
+    As the driver means them: from 510 on total is reserved, used and free together; before, there
+    is no `reserved`, and what the driver keeps for itself is in `used`. A total of zero is a
+    driver's way to say that there is no memory of its own.
     """
     parts = ("total", "reserved", "used", "free")
     total, *rest = (read.mebibytes(element.findtext(f"fb_memory_usage/{p}")) for p in parts)
@@ -40,15 +62,20 @@ def memory(element: ET.Element) -> tuple[int | None, int | None, int | None, int
 def fan_and_heat(gpu: ET.Element) -> Heat:
     """Heat, power and fan of a card.
 
-    The margin is degrees left to slowdown, never a temperature; recent cards give it instead of
-    an absolute limit. Power is the card's, never the module's around it.
+    The margin is degrees left, never a temperature; recent cards give it, and margins as limits,
+    instead of absolute limits. Power is the card's, never the module's around it.
     """
+
+    def heat(tag: str) -> str | None:
+        return gpu.findtext(f"temperature/gpu_temp{tag}")
+
     return Heat(
-        temperature_celsius=read.celsius(gpu.findtext("temperature/gpu_temp")),
-        temperature_margin_celsius=read.margin_celsius(gpu.findtext("temperature/gpu_temp_tlimit")),
-        temperature_slowdown_celsius=read.celsius(
-            gpu.findtext("temperature/gpu_temp_slow_threshold")
-        ),
+        temperature_celsius=read.celsius(heat("")),
+        temperature_margin_celsius=read.margin_celsius(heat("_tlimit")),
+        temperature_slowdown_celsius=read.celsius(heat("_slow_threshold")),
+        temperature_shutdown_celsius=read.celsius(heat("_max_threshold")),
+        temperature_slowdown_margin_celsius=read.margin_celsius(heat("_slow_tlimit_threshold")),
+        temperature_shutdown_margin_celsius=read.margin_celsius(heat("_max_tlimit_threshold")),
         power_watts=_first_watts(
             gpu,
             "gpu_power_readings/instant_power_draw",  # 570
@@ -64,6 +91,14 @@ def fan_and_heat(gpu: ET.Element) -> Heat:
             "power_readings/power_limit",
         ),
         fan_percent=read.fan_percent(gpu.findtext("fan_speed")),
+    )
+
+
+def clocks(gpu: ET.Element) -> Clocks:
+    """The clocks that the card runs at now, not those that it might or was set to."""
+    return Clocks(
+        clock_graphics_mhz=read.megahertz(gpu.findtext("clocks/graphics_clock")),
+        clock_memory_mhz=read.megahertz(gpu.findtext("clocks/mem_clock")),
     )
 
 
@@ -86,7 +121,7 @@ def throttled_by(gpu: ET.Element) -> tuple[str, ...] | None:
 
 
 def wear(gpu: ET.Element) -> Wear:
-    """What the card's memory has suffered over its life (the aggregate counters, not the volatile).
+    """What the card's memory has suffered, over its life and since the driver was loaded.
 
     Counters of a kind are summed over where they occur; one that no part keeps is absent.
     """
@@ -96,15 +131,10 @@ def wear(gpu: ET.Element) -> Wear:
     ]
     known = [answer for answer in pending if answer is not None]
     return Wear(
-        ecc_corrected=_ecc(gpu, "single_bit/total", "sram_correctable", "dram_correctable"),
-        ecc_uncorrected=_ecc(
-            gpu,
-            "double_bit/total",
-            "sram_uncorrectable",
-            "sram_uncorrectable_parity",  # 570, Ampere and later: in place of the one above
-            "sram_uncorrectable_secded",
-            "dram_uncorrectable",
-        ),
+        ecc_corrected=_ecc(gpu, "aggregate", _CORRECTED),
+        ecc_uncorrected=_ecc(gpu, "aggregate", _UNCORRECTED),
+        ecc_volatile_corrected=_ecc(gpu, "volatile", _CORRECTED),
+        ecc_volatile_uncorrected=_ecc(gpu, "volatile", _UNCORRECTED),
         retired_pages=_sum(
             gpu,
             "retired_pages/multiple_single_bit_retirement/retired_count",
@@ -136,8 +166,8 @@ def _first_watts(gpu: ET.Element, *paths: str) -> float | None:
     return next((value for value in measured if value is not None), None)
 
 
-def _ecc(gpu: ET.Element, *paths: str) -> int | None:
-    return _sum(gpu, *(f"ecc_errors/aggregate/{path}" for path in paths))
+def _ecc(gpu: ET.Element, since: str, parts: tuple[str, ...]) -> int | None:
+    return _sum(gpu, *(f"ecc_errors/{since}/{part}" for part in parts))
 
 
 def _sum(gpu: ET.Element, *paths: str) -> int | None:

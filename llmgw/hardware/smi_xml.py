@@ -25,7 +25,7 @@ from llmgw.hardware.reports import (
     Trouble,
     processes_or_unknown,
 )
-from llmgw.hardware.smi_fields import fabric, fan_and_heat, memory, throttled_by, wear
+from llmgw.hardware.smi_fields import clocks, fabric, fan_and_heat, memory, throttled_by, wear
 from llmgw.hardware.types import MIG_CARD_STRIDE, Card, Process
 
 _START = re.compile(r"<nvidia_smi_log[\s>]")
@@ -103,9 +103,11 @@ def _card(gpu: ET.Element, position: int) -> ReportedCard:
             fabric=fabric(gpu),
             utilization_percent=read.percent(gpu.findtext("utilization/gpu_util")),
             throttled_by=throttled_by(gpu),
+            pcie_replays=read.counter(gpu.findtext("pci/replay_counter")),
             recovery_action=_recovery_action(gpu),
             wear=wear(gpu),
             **fan_and_heat(gpu),
+            **clocks(gpu),
         ),
         architecture=read.word(gpu.findtext("product_architecture")),
         instances=tuple(_instances(gpu)),

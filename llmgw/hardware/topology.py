@@ -1,4 +1,4 @@
-"""Reads `nvidia-smi topo -m`: which cards share NVLink, and the memory node that a card is near.
+"""Reads `nvidia-smi topo -m`: which cards share NVLink, and what part of the machine each is near.
 
 Pure. A tensor-parallel group needs every pair linked, so a domain is a clique of the link graph,
 not a connected part of it: the eight V100 of a hybrid mesh are two domains of four.
@@ -14,14 +14,23 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _CARD = re.compile(r"GPU([0-9]{1,3})", re.ASCII)
 _COLUMN = re.compile(r"(?:CPU|NUMA) Affinity|GPU NUMA ID|\S+")
 _LINK = re.compile(r"NV[0-9L]+", re.ASCII)
+_NODE = re.compile(r"[0-9]{1,4}", re.ASCII)
+_PROCESSORS = re.compile(r"[0-9]{1,5}(?:-[0-9]{1,5})?(?:,[0-9]{1,5}(?:-[0-9]{1,5})?)*", re.ASCII)
 _MOST_CARDS = 256
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """`peers` maps a card's index to the cards it has NVLink to; `numa` to its memory node."""
+    """What is known of each card, by its index.
+
+    `peers` are the cards that it has NVLink to, `numa` is the memory node that it is near, `cpus`
+    the processors (`0-23,48-71`), `down` the links of it that are not active, which NVML alone
+    tells.
+    """
 
     peers: dict[int, frozenset[int]] = {}
     numa: dict[int, int] = {}
+    cpus: dict[int, str] = {}
+    down: dict[int, tuple[int, ...]] = {}
 
 
 def parse_topology(text: str) -> Topology | None:
@@ -31,23 +40,17 @@ def parse_topology(text: str) -> Topology | None:
     if start is None:
         return None
     columns = _COLUMN.findall(lines[start])
-    rows = [_cells(line) for line in lines[start + 1 :] if _CARD.match(line.strip())]
-    links: dict[int, set[int]] = {}
-    numa: dict[int, int] = {}
-    for name, *cells in rows[:_MOST_CARDS]:
-        index = _card(name)
-        if index is None:
-            continue
-        named = dict(zip(columns, (cell.strip() for cell in cells), strict=False))
-        links[index] = {
-            peer
-            for column, cell in named.items()
-            if (peer := _card(column)) is not None and _LINK.fullmatch(cell)
-        }
-        near = named.get("NUMA Affinity", "")
-        if re.fullmatch(r"[0-9]{1,4}", near):
-            numa[index] = int(near)
-    return Topology(_both_ends(links), numa) if links else None
+    rows = [_cells(line, columns) for line in lines[start + 1 :] if _CARD.match(line.strip())]
+    cards = {i: row for name, row in rows[:_MOST_CARDS] if (i := _card(name)) is not None}
+    if not cards:
+        return None
+    numa = {i: row.get("NUMA Affinity", "") for i, row in cards.items()}
+    cpus = {i: row.get("CPU Affinity", "") for i, row in cards.items()}
+    return Topology(
+        peers=_both_ends({i: _linked(row) for i, row in cards.items()}),
+        numa={i: int(node) for i, node in numa.items() if _NODE.fullmatch(node)},
+        cpus={i: near for i, near in cpus.items() if _PROCESSORS.fullmatch(near)},
+    )
 
 
 def cliques(peers: dict[int, frozenset[int]]) -> tuple[tuple[int, ...], ...]:
@@ -92,8 +95,25 @@ def _both_ends(links: dict[int, set[int]]) -> dict[int, frozenset[int]]:
     }
 
 
-def _cells(line: str) -> list[str]:
-    return line.split("\t") if "\t" in line else line.split()
+def _linked(row: dict[str, str]) -> set[int]:
+    return {
+        peer
+        for column, cell in row.items()
+        if (peer := _card(column)) is not None and _LINK.fullmatch(cell)
+    }
+
+
+def _cells(line: str, columns: list[str]) -> tuple[str, dict[str, str]]:
+    """A row's name, and its cells by column.
+
+    Without tabs an empty cell (an affinity, in a container) shifts those behind it: then only the
+    columns of cards and of other devices, which are never empty, are what they seem to be.
+    """
+    tabbed = "\t" in line
+    name, *cells = line.split("\t") if tabbed else line.split()
+    if not tabbed and len(cells) != len(columns):
+        columns = [column for column in columns if " " not in column]
+    return name, dict(zip(columns, (cell.strip() for cell in cells), strict=False))
 
 
 def _card(text: str) -> int | None:

@@ -7,9 +7,12 @@ JSON keys follow `llmgw agent inventory -o json`, which other programs rely on.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+
+Exact = Annotated[int, msgspec.Meta(ge=-(2**53) + 1, le=2**53 - 1)]
+"""An integer that every JSON reader keeps as it is, and with which one can reckon safely."""
 
 type_of_mode = Literal["enabled", "disabled"]
 
@@ -35,25 +38,33 @@ def device_label(device_id: int) -> str:
     return str(device_id)
 
 
-class Shape(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Shape(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """Base of the hardware types: immutable, keyword-only, absent where not known."""
 
 
 class Process(Shape, frozen=True, kw_only=True):
-    """A process that holds memory on a device."""
+    """A process that holds memory on a device. `name` is there only where settings allow it."""
 
-    pid: int
-    memory_bytes: int | None = None
+    pid: Exact
+    memory_bytes: Exact | None = None
+    name: str | None = None
 
 
 class Wear(Shape, frozen=True, kw_only=True):
-    """What a card's memory has suffered. A counter the card does not keep is absent."""
+    """What a card's memory has suffered. A counter the card does not keep is absent.
 
-    ecc_corrected: int | None = None
-    ecc_uncorrected: int | None = None
-    retired_pages: int | None = None
+    The ECC counters are over the card's life (the driver's aggregate), those named `volatile` since
+    the driver was loaded or the card reset. On a card in MIG mode the driver keeps but some of
+    them: what is absent there is not known, and not zero.
+    """
+
+    ecc_corrected: Exact | None = None
+    ecc_uncorrected: Exact | None = None
+    ecc_volatile_corrected: Exact | None = None
+    ecc_volatile_uncorrected: Exact | None = None
+    retired_pages: Exact | None = None
     retired_pending: bool | None = None
-    remapped_rows: int | None = None
+    remapped_rows: Exact | None = None
     remap_pending: bool | None = None
     remap_failed: bool | None = None
 
@@ -63,41 +74,56 @@ class Fabric(Shape, frozen=True, kw_only=True):
 
     state: str | None = None
     cluster_uuid: str | None = None
-    clique: int | None = None
+    clique: Exact | None = None
 
 
 class Card(Shape, frozen=True, kw_only=True):
     """One physical accelerator: identity, and the heat, power and wear that belong to it.
 
-    `temperature_margin_celsius` is the distance to slowdown (smaller is hotter) that recent
-    drivers give instead of absolute limits; it is never a temperature.
+    `temperature_margin_celsius` is the distance to the hottest allowed (smaller is hotter) that
+    recent drivers give instead of absolute limits; it is never a temperature. Its two limits are
+    the margins at which the card slows down and shuts down, mostly a little below zero.
+    `nvlink_links_down` are the numbers of the links that the card has and that are not active: all
+    of them, on a card without its bridge. `cpu_affinity` is a list of processors as the kernel
+    writes it (`0-31,64-95`). `pcie_replays` and `nvlink_errors` count since the driver was loaded
+    (links: replay, recovery and CRC errors of all links together; NVML alone tells them, and which
+    links are down). `utilization_percent` is absent on a card in MIG mode.
     """
 
-    index: int
+    index: Exact
     uuid: str
     name: str
     card_class: str = msgspec.field(name="class")
     pci: str | None = None
-    memory_total_bytes: int | None = None
-    memory_reserved_bytes: int | None = None
-    memory_used_bytes: int | None = None
-    memory_free_bytes: int | None = None
+    memory_total_bytes: Exact | None = None
+    memory_reserved_bytes: Exact | None = None
+    memory_used_bytes: Exact | None = None
+    memory_free_bytes: Exact | None = None
     unified: bool = False
     mig_mode: type_of_mode | None = None
     mig_pending: type_of_mode | None = None
     compute_mode: str | None = None
     nvlink_domain: str | None = None
-    nvlink_peers: tuple[int, ...] | None = None
+    nvlink_peers: tuple[Exact, ...] | None = None
     fabric: Fabric | None = None
-    numa_node: int | None = None
+    nvlink_links_down: tuple[Exact, ...] | None = None
+    numa_node: Exact | None = None
+    cpu_affinity: str | None = None
     temperature_celsius: float | None = None
     temperature_margin_celsius: float | None = None
     temperature_slowdown_celsius: float | None = None
+    temperature_shutdown_celsius: float | None = None
+    temperature_slowdown_margin_celsius: float | None = None
+    temperature_shutdown_margin_celsius: float | None = None
     power_watts: float | None = None
     power_limit_watts: float | None = None
     utilization_percent: float | None = None
     fan_percent: float | None = None
+    clock_graphics_mhz: float | None = None
+    clock_memory_mhz: float | None = None
     throttled_by: tuple[str, ...] | None = None
+    pcie_replays: Exact | None = None
+    nvlink_errors: Exact | None = None
     recovery_action: str | None = None
     wear: Wear = Wear()
 
@@ -105,24 +131,30 @@ class Card(Shape, frozen=True, kw_only=True):
 class Device(Shape, frozen=True, kw_only=True):
     """What a replica can be placed on: a whole card, a MIG instance, or the processor.
 
-    `memory_total_bytes` is what placement allocates against. Devices with the same
+    `memory_total_bytes` is what placement allocates against: everything the device has, with what
+    the driver keeps for itself in it. From driver 510 on total is reserved, used and free together;
+    before, what is reserved is not told apart and counts as used. Devices with the same
     `memory_pool` draw on the same memory and must not be sold twice. `processes` is `None`
     where the driver does not tell, and empty where it told that there are none.
+
+    `utilization_percent` of a whole card is the share of time in which something ran on it; of a
+    MIG instance the share of its multiprocessors that was busy since the sample before (NVML's GPM,
+    Hopper and later), absent where compute instances share a GPU instance.
     """
 
-    id: int
+    id: Exact
     label: str
-    card: int | None = None
+    card: Exact | None = None
     uuid: str
     device_class: str = msgspec.field(name="class")
     profile: str | None = None
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
+    gpu_instance: Exact | None = None
+    compute_instance: Exact | None = None
     memory_pool: str | None = None
-    memory_total_bytes: int | None = None
-    memory_reserved_bytes: int | None = None
-    memory_used_bytes: int | None = None
-    memory_free_bytes: int | None = None
+    memory_total_bytes: Exact | None = None
+    memory_reserved_bytes: Exact | None = None
+    memory_used_bytes: Exact | None = None
+    memory_free_bytes: Exact | None = None
     unified: bool = False
     utilization_percent: float | None = None
     processes: tuple[Process, ...] | None = None
@@ -137,8 +169,8 @@ class Excluded(Shape, frozen=True, kw_only=True):
     inventory beside its exclusion; otherwise there is no device to list.
     """
 
-    card: int | None = None
-    device: int | None = None
+    card: Exact | None = None
+    device: Exact | None = None
     reason: str
     detail: str
 
@@ -159,9 +191,14 @@ class Inventory(Shape, frozen=True, kw_only=True):
 
 
 class CardReading(Shape, frozen=True, kw_only=True):
-    """What a card measured at one moment; the fields are those of `Card`."""
+    """What a card measured at one moment; the fields are those of `Card`.
 
-    index: int
+    `xids` are the numbers of the critical errors (Xid) that the driver told of this card, each
+    once, oldest first: since the agent came up, or since NVML was released last, whichever is
+    later. There are none without NVML.
+    """
+
+    index: Exact
     uuid: str
     temperature_celsius: float | None = None
     temperature_margin_celsius: float | None = None
@@ -169,16 +206,22 @@ class CardReading(Shape, frozen=True, kw_only=True):
     power_limit_watts: float | None = None
     utilization_percent: float | None = None
     fan_percent: float | None = None
+    clock_graphics_mhz: float | None = None
+    clock_memory_mhz: float | None = None
     throttled_by: tuple[str, ...] | None = None
+    pcie_replays: Exact | None = None
+    nvlink_errors: Exact | None = None
+    wear: Wear = Wear()
+    xids: tuple[Exact, ...] = ()
 
 
 class DeviceReading(Shape, frozen=True, kw_only=True):
     """What a device measured at one moment; the fields are those of `Device`."""
 
-    id: int
+    id: Exact
     uuid: str
-    memory_used_bytes: int | None = None
-    memory_free_bytes: int | None = None
+    memory_used_bytes: Exact | None = None
+    memory_free_bytes: Exact | None = None
     utilization_percent: float | None = None
     processes: tuple[Process, ...] | None = None
 

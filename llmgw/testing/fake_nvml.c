@@ -25,7 +25,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7,
-       VERSION_MISMATCH = 25, NONE = -1 };
+       TIMED_OUT = 10, VERSION_MISMATCH = 25, NONE = -1 };
 
 struct list { char *text, **lines; size_t count; ino_t file; };
 static struct list now, at_init;
@@ -187,9 +187,11 @@ NUMBER(nvmlDeviceGetPowerManagementLimit, u32)
 NUMBER(nvmlDeviceGetCurrentClocksEventReasons, u64)
 NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, u64)
 NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, u32)
+NUMBER(nvmlDeviceGetPcieReplayCounter, u32)
 NUMBER(nvmlDeviceGetMaxMigDeviceCount, u32)
 NUMBER(nvmlDeviceGetGpuInstanceId, u32)
 NUMBER(nvmlDeviceGetComputeInstanceId, u32)
+NUMBER_OF(nvmlDeviceGetClockInfo, u32)
 NUMBER_OF(nvmlDeviceGetTemperature, u32)
 NUMBER_OF(nvmlDeviceGetTemperatureThreshold, u32)
 NUMBER_OF(nvmlDeviceGetNvLinkState, u32)
@@ -292,6 +294,14 @@ int nvmlDeviceGetMemoryAffinity(handle h, u32 size, unsigned long *to, u32 scope
     memset(to, 0, size * sizeof *to);
     if (v / 64 < size) to[v / 64] = 1ul << v % 64;
     return OK;
+}
+
+/* Processors are listed as the words of a mask. */
+int nvmlDeviceGetCpuAffinity(handle h, u32 size, unsigned long *to) {
+    u64 v[64];
+    int code = numbers(h, "nvmlDeviceGetCpuAffinity", NONE, NONE, v, 64);
+    for (u32 i = 0; !code && i < size; i++) to[i] = i < 64 ? v[i] : 0;
+    return code;
 }
 
 /* Processes are listed as pid, memory, GPU instance, compute instance. The drivers 535.43 to 535.98
@@ -400,11 +410,11 @@ int nvmlDeviceGetAttributes_v2(handle h, struct attributes_v2 *to) {
 }
 struct profile { u32 id, p2p, slices, instances, sm, copy, decoder, encoder, jpeg, ofa; u64 memory_mib; };
 int nvmlDeviceGetGpuInstanceProfileInfo(handle h, u32 profile, struct profile *to) {
-    u64 v[2];
-    int code = numbers(h, "nvmlDeviceGetGpuInstanceProfileInfo", profile, NONE, v, 2);
+    u64 v[4];
+    int code = numbers(h, "nvmlDeviceGetGpuInstanceProfileInfo", profile, NONE, v, 4);
     if (code) return code;
     memset(to, 0, sizeof *to);
-    to->id = (u32)v[0], to->instances = (u32)v[1];
+    to->id = (u32)v[0], to->instances = (u32)v[1], to->slices = (u32)v[2], to->memory_mib = v[3];
     return OK;
 }
 int nvmlDeviceGetGpuInstances(handle h, u32 profile, handle *to, u32 *n) {
@@ -422,5 +432,41 @@ struct gpu_instance_info { handle card; u32 id, profile, start, size; };
 int nvmlGpuInstanceGetInfo(handle h, struct gpu_instance_info *to) {
     memset(to, 0, sizeof *to);
     to->card = as_handle(part(h, 16), -1, -1), to->id = (u32)part(h, 0);
+    return OK;
+}
+
+#include "fake_nvml_events.c"
+#include "fake_nvml_others.c"
+
+/* GPM: a sample keeps how busy the instance was, and the later of two is what they tell. */
+struct sample { handle card; u32 instance; u64 number; double busy; };
+struct gpm_support { u32 version, supported; };
+struct metric { u32 id; int code; double value; const char *words[3]; };
+struct metrics { u32 version, count; struct sample *before, *after; struct metric metrics[]; };
+int nvmlGpmQueryDeviceSupport(handle h, struct gpm_support *to) {
+    u64 v;
+    if (to->version != 1) return VERSION_MISMATCH;
+    int code = numbers(h, "nvmlGpmQueryDeviceSupport", NONE, NONE, &v, 1);
+    if (!code) to->supported = (u32)v;
+    return code;
+}
+int nvmlGpmSampleAlloc(struct sample **to) { return *to = calloc(1, sizeof **to), OK; }
+int nvmlGpmSampleFree(struct sample *sample) { return free(sample), OK; }
+int nvmlGpmMigSampleGet(handle h, u32 instance, struct sample *to) {
+    static u64 taken;
+    const char *text;
+    int code = answer(as_handle(part(h, 16), -1, (int)instance), "nvmlGpmMigSampleGet", NONE, NONE, &text);
+    if (!code) *to = (struct sample){h, instance, ++taken, strtod(text, NULL)};
+    return code;
+}
+int nvmlGpmMetricsGet(struct metrics *to) {
+    struct sample *before = to->before, *after = to->after;
+    if (to->version != 1) return VERSION_MISMATCH;
+    if (!before || !after || !before->number || before->number >= after->number) return INVALID;
+    if (before->card != after->card || before->instance != after->instance) return INVALID;
+    for (u32 i = 0; i < to->count; i++) {
+        to->metrics[i].code = to->metrics[i].id == 2 ? OK : NOT_SUPPORTED;
+        to->metrics[i].value = after->busy;
+    }
     return OK;
 }

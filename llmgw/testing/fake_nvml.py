@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,6 +44,7 @@ Answers = dict[str, str]
 
 _SOURCE = Path(__file__).with_name("fake_nvml.c")
 _ARCHITECTURES = {"Pascal": 4, "Volta": 5, "Turing": 6, "Ampere": 7, "Hopper": 9, "Blackwell": 10}
+_MEASURES_INSTANCES = ("Hopper", "Blackwell")
 _RECOVERY = ("None", "Reset", "Reboot", "Drain P2P", "Drain and Reset")
 _COMPUTE_MODES = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")
 _FABRIC_STATES = ("Not Supported", "Not Started", "In Progress", "Completed")
@@ -68,6 +69,11 @@ _SINCE = {
     "nvmlDeviceGetMigMode": 450,
     "nvmlDeviceGetMaxMigDeviceCount": 450,
     "nvmlDeviceGetMigDeviceHandleByIndex": 450,
+    "nvmlDeviceGetGpuInstanceId": 450,
+    "nvmlDeviceGetComputeInstanceId": 450,
+    "nvmlDeviceGetGpuInstanceProfileInfo": 450,
+    "nvmlDeviceGetGpuInstances": 450,
+    "nvmlGpuInstanceGetInfo": 450,
     "nvmlDeviceGetAttributes_v2": 450,
     "nvmlDeviceGetRemappedRows": 450,
     "nvmlDeviceGetArchitecture": 450,
@@ -76,6 +82,11 @@ _SINCE = {
     "nvmlDeviceGetGraphicsRunningProcesses_v2": 450,
     "nvmlDeviceGetMPSComputeRunningProcesses_v2": 450,
     "nvmlDeviceGetMemoryInfo_v2": 510,
+    "nvmlGpmQueryDeviceSupport": 520,
+    "nvmlGpmSampleAlloc": 520,
+    "nvmlGpmSampleFree": 520,
+    "nvmlGpmMigSampleGet": 525,
+    "nvmlGpmMetricsGet": 520,
     "nvmlDeviceGetComputeRunningProcesses_v3": 510,
     "nvmlDeviceGetGraphicsRunningProcesses_v3": 510,
     "nvmlDeviceGetMPSComputeRunningProcesses_v3": 510,
@@ -182,8 +193,11 @@ def _card(machine: FakeMachine, number: int) -> Answers:
         "nvmlDeviceGetAddressingMode": "=2" if card.addressing == "ATS" else "=0",
         "nvmlDeviceGetComputeMode": f"={_COMPUTE_MODES.index(card.compute_mode)}",
         "nvmlDeviceGetMemoryAffinity": _number(card.memory_node),
+        "nvmlDeviceGetCpuAffinity": _mask(card.processors),
+        "nvmlDeviceGetPcieReplayCounter": _number(card.pcie_replays),
+        "nvmlGpmQueryDeviceSupport": f"={card.architecture in _MEASURES_INSTANCES:d}",
         "nvmlDeviceGetMemoryInfo": _memory(card),
-        **_heat(card),
+        **_heat(card, machine.major),
         **_wear(card),
     }
     if card.mig != "N/A":
@@ -200,6 +214,17 @@ def _card(machine: FakeMachine, number: int) -> Answers:
     if card.fabric is not None:
         found["nvmlDeviceGetGpuFabricInfo"] = _fabric(card, card.fabric)
     return found | (dict.fromkeys(_READINGS, "!15") if card.lost else {})
+
+
+def _mask(processors: str) -> str:
+    """Processors, as in `0-15,32-47`, as the words of a mask."""
+    bits = 0
+    for run in processors.split(",") if processors else ():
+        first, _, last = run.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            bits |= 1 << number
+    words = [bits >> 64 * n & (2**64 - 1) for n in range(bits.bit_length() // 64 + 1)]
+    return "=" + " ".join(str(word) for word in words)
 
 
 def _architecture(card: FakeCard) -> int:
@@ -219,13 +244,16 @@ def _memory(card: FakeCard) -> str:
     return "=" + " ".join(str(amount or 0) for amount in parts.values())
 
 
-def _heat(card: FakeCard) -> Answers:
+def _heat(card: FakeCard, major: int) -> Answers:
     reasons = card.throttled_by or ("gpu_idle",)
     bits = sum(_CLOCK_REASONS[name] for name in reasons)
     found = {
         "nvmlDeviceGetTemperature(0)": _number(card.temperature_celsius),
         "nvmlDeviceGetMarginTemperature": _number(card.margin_celsius),
+        "nvmlDeviceGetTemperatureThreshold(0)": _number(card.shutdown_celsius),
         "nvmlDeviceGetTemperatureThreshold(1)": _number(card.slowdown_celsius),
+        "nvmlDeviceGetClockInfo(0)": _number(card.clock_graphics_mhz),
+        "nvmlDeviceGetClockInfo(2)": _number(card.clock_memory_mhz),
         "nvmlDeviceGetPowerUsage": _number(card.power_watts, 1000),
         "nvmlDeviceGetEnforcedPowerLimit": _number(card.power_limit_watts, 1000),
         "nvmlDeviceGetUtilizationRates": _number(card.utilization_percent),
@@ -233,20 +261,26 @@ def _heat(card: FakeCard) -> Answers:
         "nvmlDeviceGetCurrentClocksEventReasons": f"={bits}",
         "nvmlDeviceGetCurrentClocksThrottleReasons": f"={bits}",
     }
-    if card.power_watts is not None and not card.lost:
+    if card.margin_celsius is not None and major >= 535:
+        found["nvmlDeviceGetFieldValues(193,0)"] = f"=5 {card.shutdown_margin_celsius}"
+        found["nvmlDeviceGetFieldValues(194,0)"] = f"=5 {card.slowdown_margin_celsius}"
+    if card.power_watts is not None and not card.lost and major >= 535:
         found["nvmlDeviceGetFieldValues(186,0)"] = f"=1 {round(card.power_watts * 1000)}"
     return found
 
 
 def _wear(card: FakeCard) -> Answers:
     pages = _number(card.retired_pages)
+    pending = "!3" if card.retired_pages is None else f"={card.retired_pending:d}"
     rows = f"=0 {card.remapped_rows} {card.remap_pending:d} {card.remap_failed:d}"
     return {
         "nvmlDeviceGetTotalEccErrors(0,1)": _number(card.ecc_corrected),
         "nvmlDeviceGetTotalEccErrors(1,1)": _number(card.ecc_uncorrected),
+        "nvmlDeviceGetTotalEccErrors(0,0)": _number(card.ecc_volatile_corrected),
+        "nvmlDeviceGetTotalEccErrors(1,0)": _number(card.ecc_volatile_uncorrected),
         "nvmlDeviceGetRetiredPages(0)": pages,
         "nvmlDeviceGetRetiredPages(1)": pages,
-        "nvmlDeviceGetRetiredPagesPendingStatus": "!3" if card.retired_pages is None else "=0",
+        "nvmlDeviceGetRetiredPagesPendingStatus": pending,
         "nvmlDeviceGetRemappedRows": "!3" if card.remapped_rows is None else rows,
     }
 
@@ -288,6 +322,7 @@ def _links(machine: FakeMachine, number: int) -> Answers:
         if active:
             found[f"nvmlDeviceGetNvLinkRemoteDeviceType({link})"] = f"={kind}"
             found[f"nvmlDeviceGetNvLinkRemotePciInfo({link})"] = f"={address}" if address else "!3"
+    found |= _link_errors(card, [link for link, (active, *_) in enumerate(ends) if active])
     if ends:
         found[f"nvmlDeviceGetNvLinkState({len(ends)})"] = "!2"
     for other in range(len(machine.cards)):
@@ -296,16 +331,39 @@ def _links(machine: FakeMachine, number: int) -> Answers:
     return found
 
 
+def _link_errors(card: FakeCard, links: list[int]) -> Answers:
+    """The errors of links, in the counters of the card's generation; each counts some of them."""
+    if not links:
+        return {}
+    if card.architecture not in _MEASURES_INSTANCES:
+        counters = [(field, 0) for field in (38, 45, 59)] + [(52, 0)] * len(links)
+    else:
+        fields = (161, 162, 163) if card.architecture == "Hopper" else (208, 211, 215)
+        counters = [(field, link) for field in fields for link in links]
+    found: Answers = {}
+    for field, link in counters:
+        errors = card.link_errors if field in (161, 208) else 0
+        errors = card.link_errors * len(links) if field == 52 else errors
+        found[f"nvmlDeviceGetFieldValues({field},{link})"] = f"=3 {errors}"
+    return found
+
+
 def _mig(number: int, card: FakeCard, *, root: bool) -> Answers:
-    held = {one.gpu_instance for one in card.instances}
-    ids = sorted(held | {*card.bare_gpu_instances})
-    listed = "=" + " ".join(str(one) for one in ids) if root else "!4"
+    def listed(ids: Iterable[int]) -> str:
+        return "=" + " ".join(str(one) for one in sorted(set(ids))) if root else "!4"
+
+    slices, memory_mib = card.bare_profile
     parent = {
         "nvmlDeviceGetMaxMigDeviceCount": "=7",
-        "nvmlDeviceGetGpuInstanceProfileInfo(0)": "=19 7",
-        "nvmlDeviceGetGpuInstances(19)": listed,
+        "nvmlDeviceGetGpuInstanceProfileInfo(0)": "=19 7 0 0",
+        "nvmlDeviceGetGpuInstanceProfileInfo(1)": f"=14 3 {slices} {memory_mib}",
+        "nvmlDeviceGetGpuInstances(19)": listed(one.gpu_instance for one in card.instances),
+        "nvmlDeviceGetGpuInstances(14)": listed(card.bare_gpu_instances),
     }
     answers = _on(f"{number}", parent)
+    for one in card.instances:
+        if one.busy_percent is not None:
+            answers[f"{number}:{one.gpu_instance} nvmlGpmMigSampleGet"] = f"={one.busy_percent}"
     for position, one in enumerate(card.instances):
         index = instance_index(one, position)
         answers[f"{number} nvmlDeviceGetMigDeviceHandleByIndex({index})"] = "=1"

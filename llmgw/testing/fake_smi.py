@@ -153,8 +153,8 @@ def render_topology(machine: FakeMachine) -> str:
     lines = ["\x1b[4m" + header + "\x1b[0m"]
     for row in count:
         cells = [" X " if row == n else "NV4" if (row, n) in linked else "SYS" for n in count]
-        node = _value(machine.cards[row].memory_node)
-        lines.append("\t".join([f"GPU{row}", *cells, "0-15", node, "", "N/A"]))
+        near, node = machine.cards[row].processors, _value(machine.cards[row].memory_node)
+        lines.append("\t".join([f"GPU{row}", *cells, near, node, "", "N/A"]))
     return "\n".join([*lines, "", "Legend:", "", "  X    = Self", ""])
 
 
@@ -192,7 +192,12 @@ def _card(machine: FakeMachine, number: int, major: int) -> list[str]:
         _tag("serial", f"13200000000{number}"),
         _tag("uuid", card_uuid(machine, number)),
         _recovery(card, major),
-        _tag("pci", _tag("pci_bus_id", card_pci(machine, number))),
+        _tag(
+            "pci",
+            _tag("pci_bus_id", card_pci(machine, number)),
+            _tag("replay_counter", _value(card.pcie_replays)),
+            _tag("replay_rollover_counter", "3"),
+        ),
         _tag("fan_speed", _value(card.fan_percent, "%")),
         _throttling(card, major),
         _memory(card, major),
@@ -202,6 +207,7 @@ def _card(machine: FakeMachine, number: int, major: int) -> list[str]:
         _wear(card, major),
         _temperature(card, major),
         _power(card, major),
+        _clocks(card),
         _fabric(card, major),
         _processes(card, major),
     ]
@@ -297,17 +303,19 @@ def _memory_part(card: FakeCard, amount: int | None, major: int) -> str:
 
 
 def _wear(card: FakeCard, major: int) -> str:
-    errors = _value(card.ecc_uncorrected)
-    sram = "sram_uncorrectable_secded" if major >= 570 else "sram_uncorrectable"
-    corrected = _value(card.ecc_corrected)
-    counters = _tag("dram_correctable", corrected), _tag("dram_uncorrectable", errors)
+    sram = _tag("sram_uncorrectable_secded" if major >= 570 else "sram_uncorrectable", "N/A")
+
+    def counters(corrected: int | None, uncorrected: int | None) -> str:
+        dram = _tag("dram_uncorrectable", _value(uncorrected))
+        return sram + _tag("dram_correctable", _value(corrected)) + dram
+
     ecc = _tag(
         "ecc_errors",
-        _tag("volatile", _tag(sram, "N/A"), _tag("dram_uncorrectable", "77")),
-        _tag("aggregate", _tag(sram, "N/A"), *counters),
+        _tag("volatile", counters(card.ecc_volatile_corrected, card.ecc_volatile_uncorrected)),
+        _tag("aggregate", counters(card.ecc_corrected, card.ecc_uncorrected)),
     )
     retired = _value(card.retired_pages)
-    pending = "N/A" if card.retired_pages is None else "No"
+    pending = "N/A" if card.retired_pages is None else "Yes" if card.retired_pending else "No"
     pages = _tag(
         "retired_pages",
         _tag("multiple_single_bit_retirement", _tag("retired_count", retired)),
@@ -328,18 +336,31 @@ def _wear(card: FakeCard, major: int) -> str:
 
 def _temperature(card: FakeCard, major: int) -> str:
     margin = _tag("gpu_temp_tlimit", _reading(card, card.margin_celsius, "C"))
-    limit = (
-        _tag("gpu_temp_slow_tlimit_threshold", "-2 C")
-        if card.margin_celsius is not None
-        else _tag("gpu_temp_slow_threshold", _value(card.slowdown_celsius, "C"))
-    )
+    kind, slowdown, shutdown = "", card.slowdown_celsius, card.shutdown_celsius
+    if card.margin_celsius is not None:
+        slowdown, shutdown = card.slowdown_margin_celsius, card.shutdown_margin_celsius
+        kind = "tlimit_"
     return _tag(
         "temperature",
         _tag("gpu_temp", _reading(card, card.temperature_celsius, "C")),
         margin if major >= 525 else "",
-        limit,
+        _tag(f"gpu_temp_max_{kind}threshold", _value(shutdown, "C")),
+        _tag(f"gpu_temp_slow_{kind}threshold", _value(slowdown, "C")),
+        _tag(f"gpu_temp_max_gpu_{kind}threshold", "44 C"),
         _tag("memory_temp", "99 C"),
     )
+
+
+def _clocks(card: FakeCard) -> str:
+    """The clocks as they are, beside those that they could be."""
+
+    def both(graphics: int | None, memory: int | None) -> str:
+        return _tag("graphics_clock", _value(graphics, "MHz")) + _tag(
+            "mem_clock", _value(memory, "MHz")
+        )
+
+    now = _tag("clocks", both(card.clock_graphics_mhz, card.clock_memory_mhz))
+    return now + _tag("applications_clocks", both(111, 222)) + _tag("max_clocks", both(3333, 4444))
 
 
 def _power(card: FakeCard, major: int) -> str:

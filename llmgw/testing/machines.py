@@ -43,7 +43,10 @@ class FakeProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FakeInstance(msgspec.Struct, frozen=True, kw_only=True):
-    """A MIG instance. Its index is its place in the card's list, unless given."""
+    """A MIG instance. Its index is its place in the card's list, unless given.
+
+    `busy_percent` is what its multiprocessors do, where the card measures that (Hopper and later).
+    """
 
     profile: str
     memory_total_mib: int
@@ -51,6 +54,7 @@ class FakeInstance(msgspec.Struct, frozen=True, kw_only=True):
     compute_instance: int = 0
     multiprocessors: int = 14
     memory_used_mib: int = 0
+    busy_percent: float | None = None
     index: int | None = None
     uuid: str | None = None
 
@@ -58,9 +62,10 @@ class FakeInstance(msgspec.Struct, frozen=True, kw_only=True):
 class FakeCard(msgspec.Struct, frozen=True, kw_only=True):
     """A card. `None` is not supported; `lost` reads as a card does that fell off the bus.
 
-    A card with `margin_celsius` tells distances to slowdown, as Ada and later cards do; one with
-    `slowdown_celsius` absolute limits. `fabric` is (state, cluster UUID, clique), and
-    `fabric_code` what it ended with. `bare_gpu_instances` hold no compute instance.
+    A card with `margin_celsius` tells distances and limits as distances, as Ada and later cards do;
+    one with `slowdown_celsius` absolute limits. `fabric` is (state, cluster UUID, clique), and
+    `fabric_code` what it ended with. `bare_gpu_instances` hold no compute instance; each has the
+    slices and MiB of `bare_profile`. `link_errors` are those of each of its NVLinks that is up.
     `memory_excess_kib` is what memory in use has beyond whole MiB. The errors are NVML's codes:
     `handle_error` of opening the card, `memory_error` of asking for its memory, `process_error` of
     asking for processes.
@@ -77,15 +82,23 @@ class FakeCard(msgspec.Struct, frozen=True, kw_only=True):
     temperature_celsius: int | None = 30
     margin_celsius: int | None = None
     slowdown_celsius: int | None = None
+    shutdown_celsius: int | None = None
+    slowdown_margin_celsius: int = -2
+    shutdown_margin_celsius: int = -8
     power_watts: float | None = 50.0
     power_limit_watts: float | None = 300.0
     utilization_percent: int | None = 0
     fan_percent: int | None = None
     throttled_by: tuple[str, ...] = ()
+    clock_graphics_mhz: int | None = 1410
+    clock_memory_mhz: int | None = 1593
+    pcie_replays: int | None = 0
+    link_errors: int = 0
     mig: Literal["N/A", "Enabled", "Disabled"] = "N/A"
     mig_pending: Literal["Enabled", "Disabled"] | None = None
     instances: tuple[FakeInstance, ...] = ()
     bare_gpu_instances: tuple[int, ...] = ()
+    bare_profile: tuple[int, int] = (1, 9728)
     processes: tuple[FakeProcess, ...] = ()
     compute_mode: str = "Default"
     recovery: str = "None"
@@ -93,9 +106,13 @@ class FakeCard(msgspec.Struct, frozen=True, kw_only=True):
     fabric: tuple[str, str, int] | None = None
     fabric_code: int = 0
     memory_node: int | None = 0
+    processors: str = "0-15"
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
+    ecc_volatile_corrected: int | None = None
+    ecc_volatile_uncorrected: int | None = None
     retired_pages: int | None = None
+    retired_pending: bool = False
     remapped_rows: int | None = None
     remap_pending: bool = False
     remap_failed: bool = False

@@ -19,7 +19,13 @@ H100 = FakeCard(
     margin_celsius=52,
     mig="Disabled",
     ecc_uncorrected=0,
+    ecc_volatile_corrected=4,
+    ecc_volatile_uncorrected=0,
     remapped_rows=0,
+    clock_graphics_mhz=1980,
+    clock_memory_mhz=2619,
+    pcie_replays=150,
+    processors="0-23,48-71",
     fabric=("Completed", NO_CLUSTER, 0),
 )
 BRIDGED = replace(H100, name="NVIDIA H100 PCIe", fabric=None)
@@ -31,7 +37,16 @@ GB200 = FakeCard(
     margin_celsius=60,
     mig="Disabled",
     addressing="ATS",
+    processors="0-71",
     fabric=("Completed", CLUSTER, 2),
+)
+GH200 = replace(
+    GB200,
+    name="NVIDIA GH200 480GB",
+    architecture="Hopper",
+    memory_total_mib=97871,
+    memory_reserved_mib=607,
+    fabric=None,
 )
 RTX4090 = FakeCard(
     name="NVIDIA GeForce RTX 4090",
@@ -51,10 +66,16 @@ T4 = FakeCard(
     memory_reserved_mib=388,
     memory_used_mib=1032,
     slowdown_celsius=93,
+    shutdown_celsius=96,
+    clock_graphics_mhz=585,
+    clock_memory_mhz=5000,
+    pcie_replays=2,
     power_watts=26.78,
     power_limit_watts=70.0,
     ecc_corrected=2,
     ecc_uncorrected=0,
+    ecc_volatile_corrected=1,
+    ecc_volatile_uncorrected=0,
     retired_pages=1,
     throttled_by=("sw_power_cap", "hw_thermal_slowdown"),
 )
@@ -66,6 +87,8 @@ GB10 = FakeCard(
     memory_used_mib=None,
     pci="0000000F:01:00.0",
     power_limit_watts=None,
+    clock_memory_mhz=None,
+    pcie_replays=None,
     processes=(FakeProcess(pid=77, memory_mib=512),),
 )
 
@@ -171,6 +194,27 @@ MACHINES: dict[str, FakeMachine] = {
     "t4": FakeMachine((T4,), driver="515.65.01"),
     "t4-470": FakeMachine((T4,), driver="470.82.01", cuda="11.4"),
     "gb10": FakeMachine((GB10,)),
+    "gh200": FakeMachine((GH200,), driver="570.124.06"),
+    "gh200-coherent": FakeMachine(
+        (replace(GH200, memory_total_mib=None, memory_reserved_mib=None, memory_used_mib=None),)
+    ),
+    "jetson": FakeMachine(
+        (
+            replace(
+                GB10,
+                name="Orin (nvgpu)",
+                architecture="Ampere",
+                uuid="0000a0a0-0000-0000-0000-00000000000a",
+                pci="N/A",
+                temperature_celsius=None,
+                power_watts=None,
+                clock_graphics_mhz=None,
+                processes=(),
+                processors="",
+                memory_node=None,
+            ),
+        )
+    ),
     "unified-with-zero": FakeMachine(
         (replace(GB10, memory_total_mib=0, memory_used_mib=0, memory_reserved_mib=0),)
     ),
@@ -199,7 +243,10 @@ MACHINES: dict[str, FakeMachine] = {
         ),
         switched=tuple(n for n in range(100) if n not in (10, 99)),
     ),
-    "two-memory-nodes": FakeMachine((A100, replace(A100, memory_node=3))),
+    "two-memory-nodes": FakeMachine(
+        (A100, replace(A100, memory_node=3, processors="16-31,96-127,200"))
+    ),
+    "processors-withheld": FakeMachine((A100, replace(A100, processors=""))),
 }
 
 # Each state in which something cannot run, beside a good card.
@@ -215,6 +262,9 @@ STATES: dict[str, FakeMachine] = {
     ),
     "remapping-failed": FakeMachine((replace(H100, remapped_rows=9, remap_failed=True), H100)),
     "remapping-pending": FakeMachine((replace(H100, remapped_rows=1, remap_pending=True), H100)),
+    "errors-above-the-limit": FakeMachine((replace(H100, ecc_volatile_uncorrected=11), H100)),
+    "errors-at-the-limit": FakeMachine((replace(H100, ecc_volatile_uncorrected=10), H100)),
+    "page-waits-for-retirement": FakeMachine((replace(T4, retired_pending=True),)),
     "asks-to-drain": FakeMachine((replace(H100, recovery="Drain P2P"), H100)),
     "memory-unknown": FakeMachine((replace(L40S, memory_error=999), L40S)),
     "memory-not-told": FakeMachine((replace(L40S, memory_error=3), L40S)),
@@ -228,7 +278,23 @@ STATES: dict[str, FakeMachine] = {
     "mig-pending-off": FakeMachine(
         (replace(carved(A100, part("1g.10gb", 9728, 7)), mig_pending="Disabled"), A100)
     ),
+    "partly-carved": FakeMachine(
+        (carved(A100, part("1c.3g.40gb", 40192, 1), part("3g.40gb", 40192, 2, multiprocessors=42)),)
+    ),
     "exclusive": FakeMachine((replace(L40S, compute_mode="Exclusive_Process"), L40S)),
+    "exclusive-and-held": FakeMachine(
+        (
+            replace(
+                L40S,
+                compute_mode="Exclusive_Process",
+                processes=(FakeProcess(pid=41, memory_mib=5),),
+            ),
+            L40S,
+        )
+    ),
+    "exclusive-and-not-told": FakeMachine(
+        (replace(L40S, compute_mode="Exclusive_Thread", process_error=4), L40S)
+    ),
     "prohibited": FakeMachine((replace(L40S, compute_mode="Prohibited"), L40S)),
     "fabric-in-progress": FakeMachine((replace(H100, fabric=("In Progress", "N/A", 0)), H100)),
     "fabric-not-started": FakeMachine((replace(H100, fabric=("Not Started", "N/A", 0)), H100)),

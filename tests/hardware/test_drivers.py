@@ -17,6 +17,10 @@ CARD = FakeCard(
     memory_used_mib=1000,
     temperature_celsius=41,
     slowdown_celsius=95,
+    shutdown_celsius=98,
+    clock_graphics_mhz=1695,
+    clock_memory_mhz=0,
+    pcie_replays=2,
     power_watts=26.78,
     power_limit_watts=230.0,
     utilization_percent=0,
@@ -39,7 +43,9 @@ def test_every_driver_tells_the_same_about_a_card(driver: str) -> None:
     )
     assert card.pci == "00000000:01:00.0"
     assert (card.temperature_celsius, card.temperature_slowdown_celsius) == (41, 95)
+    assert card.temperature_shutdown_celsius == 98
     assert card.temperature_margin_celsius is None
+    assert (card.clock_graphics_mhz, card.clock_memory_mhz, card.pcie_replays) == (1695, 0, 2)
     assert (card.power_watts, card.power_limit_watts) == (26.78, 230)
     assert (card.utilization_percent, card.fan_percent) == (0, 30)
     assert card.throttled_by == ("sw_power_cap",)
@@ -77,15 +83,25 @@ def test_a_margin_is_the_distance_to_slowdown_and_no_temperature(driver: str) ->
     ada = replace(CARD, margin_celsius=58, slowdown_celsius=None)
     card, _ = only(read(FakeMachine((ada,), driver=driver)))
     assert card.temperature_margin_celsius == 58
-    assert card.temperature_slowdown_celsius is None
+    assert (card.temperature_slowdown_celsius, card.temperature_shutdown_celsius) == (None, None)
+    assert card.temperature_slowdown_margin_celsius == -2
+    assert card.temperature_shutdown_margin_celsius == -8
     assert card.temperature_celsius == 41
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_wear_is_counted_over_the_life_and_not_since_the_last_boot(driver: str) -> None:
-    worn = replace(CARD, ecc_uncorrected=3, retired_pages=0, remapped_rows=1)
+def test_wear_is_counted_over_the_life_and_since_the_driver_was_loaded(driver: str) -> None:
+    worn = replace(
+        CARD,
+        ecc_uncorrected=3,
+        ecc_volatile_corrected=7,
+        ecc_volatile_uncorrected=2,
+        retired_pages=0,
+        remapped_rows=1,
+    )
     wear = only(read(FakeMachine((worn,), driver=driver)))[0].wear
     assert (wear.ecc_uncorrected, wear.ecc_corrected) == (3, None)
+    assert (wear.ecc_volatile_uncorrected, wear.ecc_volatile_corrected) == (2, 7)
     assert (wear.retired_pages, wear.retired_pending) == (0, False)
     assert (wear.remapped_rows, wear.remap_pending, wear.remap_failed) == (1, False, False)
 

@@ -118,6 +118,24 @@ def test_ids_of_old_drivers_are_kept_as_printed_and_checked() -> None:
     assert [(out.device, out.reason) for out in inventory.excluded] == [(1001, "mig-mismatch")]
 
 
+def test_slices_that_no_compute_instance_uses_are_warned_of() -> None:
+    whole = FakeInstance(profile="3g.40gb", memory_total_mib=40192, gpu_instance=1)
+    third = replace(whole, profile="1c.3g.40gb", gpu_instance=2)
+    machine = FakeMachine((replace(CARVED, instances=(whole, third)),))
+    (warning,) = read(machine).warnings
+    assert "GPU instance 2 of card 0 has 3 compute slices" in warning
+    assert "use 1" in warning
+    assert "nvidia-smi mig -i 0 -gi 2 -lcip" in warning
+    rest = replace(third, profile="2c.3g.40gb", compute_instance=1)
+    inventory = read(FakeMachine((replace(CARVED, instances=(whole, third, rest)),)))
+    assert inventory.warnings == ()
+    assert [device.device_class for device in inventory.devices[1:]] == [
+        "a100-80g-mig-1c.3g.40gb",
+        "a100-80g-mig-2c.3g.40gb",
+    ]
+    assert len({device.memory_pool for device in inventory.devices}) == 2
+
+
 def test_an_instance_that_only_one_output_knows_is_not_placed_on() -> None:
     before, after = FakeMachine((CARVED,)), FakeMachine((replace(CARVED, instances=(QUARTER,)),))
     for report, listing in ((before, after), (after, before)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -95,6 +96,28 @@ def test_a_topology_reads_the_same_without_tabs_escapes_or_affinity() -> None:
     assert moved is not None
     assert spaced.peers == moved.peers == expected.peers
     assert moved.numa == expected.numa
+
+
+@pytest.mark.parametrize(
+    ("affinity", "read"),
+    [("0-23,48-71", "0-23,48-71"), ("7", "7"), ("", None), ("N/A", None), ("0-", None)],
+)
+def test_a_card_is_near_the_processors_that_are_listed(affinity: str, read: str | None) -> None:
+    text = render_topology(FakeMachine((replace(L40S, processors=affinity), L40S)))
+    topology = parse_topology(text)
+    assert topology is not None
+    assert (topology.cpus.get(0), topology.cpus.get(1)) == (read, "0-15")
+    assert topology.numa == {0: 0, 1: 0}
+
+
+def test_where_an_affinity_is_empty_and_no_tab_tells_so_no_other_number_takes_its_place() -> None:
+    cards = (replace(L40S, processors="", memory_node=1), replace(L40S, memory_node=2))
+    machine = FakeMachine(cards, links=((0, 1),))
+    header, *rows = render_topology(machine).replace("\t\tN/A", "\tN/A").splitlines()
+    topology = parse_topology("\n".join([header, *(" ".join(row.split()) for row in rows)]))
+    assert topology is not None
+    assert topology.peers == {0: frozenset({1}), 1: frozenset({0})}
+    assert (topology.cpus, topology.numa) == ({1: "0-15"}, {1: 2})
 
 
 def test_an_error_message_is_no_topology() -> None:

@@ -91,6 +91,32 @@ async def test_bridges_join_pairs_and_links_that_are_down_join_nothing(tmp_path:
     assert [card.nvlink_peers for card in inventory.cards] == [(), ()]
 
 
+async def test_links_that_are_down_are_named(tmp_path: Path) -> None:
+    inventory = await look(tmp_path, MACHINES["h100-pcie-bridges"])
+    assert [card.nvlink_links_down for card in inventory.cards] == [(), (1,), (1,), ()]
+    alone = FakeMachine((BRIDGED, L40S), down=((0, 0),))
+    inventory = await look(tmp_path, alone)
+    assert [card.nvlink_links_down for card in inventory.cards] == [(0,), ()]
+    assert [card.nvlink_domain for card in inventory.cards] == [None, None]
+
+
+@pytest.mark.parametrize("generation", ["Ampere", "Hopper", "Blackwell"])
+async def test_the_errors_of_links_are_counted_over_all_that_are_up(
+    tmp_path: Path, generation: str
+) -> None:
+    card = replace(BRIDGED, architecture=generation, link_errors=3)
+    machine = FakeMachine((card, replace(card, link_errors=0), L40S), links=((0, 1), (0, 1)))
+    inventory = await look(tmp_path, machine)
+    assert [card.nvlink_errors for card in inventory.cards] == [6, 0, None]
+
+
+async def test_a_card_in_mig_mode_is_never_said_to_be_idle(tmp_path: Path) -> None:
+    zero = {"0 nvmlDeviceGetUtilizationRates": "=0 0"}
+    inventory = await look(tmp_path, CARVED, changed=zero)
+    assert inventory.cards[0].utilization_percent is None
+    assert {device.utilization_percent for device in inventory.devices} == {None}
+
+
 async def test_the_maximum_of_instances_is_not_their_number_and_indexes_have_holes(
     tmp_path: Path,
 ) -> None:
@@ -117,6 +143,26 @@ async def test_without_a_name_the_profile_follows_from_the_slices(tmp_path: Path
     assert profiles == ["1c.3g.71gb", "2c.3g.71gb", "1g.18gb"]
 
 
+@pytest.mark.parametrize("code", [2, 6])
+async def test_holes_in_the_list_of_instances_end_it_not(tmp_path: Path, code: int) -> None:
+    hole = {"0 nvmlDeviceGetMigDeviceHandleByIndex(0)": f"!{code}"}
+    inventory = await look(tmp_path, CARVED, changed=hole)
+    assert [device.label for device in inventory.devices] == ["0/mig1"]
+    assert inventory.excluded == ()
+
+
+@pytest.mark.parametrize("code", [2, 6, 999])
+async def test_a_stale_handle_is_no_instance_to_place_on(tmp_path: Path, code: int) -> None:
+    calls = (
+        *("UUID", "Name", "GpuInstanceId", "ComputeInstanceId", "Attributes", "MemoryInfo"),
+        *("ComputeRunningProcesses", "GraphicsRunningProcesses"),
+    )
+    gone = {f"0.0 nvmlDeviceGet{call}": f"!{code}" for call in calls}
+    inventory = await look(tmp_path, CARVED, changed=gone)
+    assert [device.label for device in inventory.devices] == ["0/mig1"]
+    assert [out.device for out in inventory.excluded] == [1000]
+
+
 async def test_an_instance_that_cannot_be_opened_hides_no_other(tmp_path: Path) -> None:
     broken = {"0 nvmlDeviceGetMigDeviceHandleByIndex(0)": "!999"}
     inventory = await look(tmp_path, CARVED, changed=broken)
@@ -127,14 +173,16 @@ async def test_an_instance_that_cannot_be_opened_hides_no_other(tmp_path: Path) 
 
 
 async def test_root_is_told_of_gpu_instances_that_hold_no_compute_instance(tmp_path: Path) -> None:
-    bare = replace(A100, mig="Enabled", bare_gpu_instances=(3, 4))
+    bare = replace(A100, mig="Enabled", bare_gpu_instances=(3, 4), bare_profile=(2, 19968))
     partly = replace(CARVED.cards[0], bare_gpu_instances=(11,))
     machine = FakeMachine((bare, partly))
     inventory = await look(tmp_path, machine, root=True)
     (out,) = inventory.excluded
     assert (out.card, out.reason) == (0, "mig-empty")
-    assert "nvidia-smi mig -i 0 -gi 3,4 -cci" in out.detail
-    assert "nvidia-smi mig -i 1 -gi 11 -cci" in inventory.warnings[0]
+    assert out.detail.endswith(": nvidia-smi mig -i 0 -gi 3,4 -cci")
+    assert "GPU instance 3 (2g.20gb, 19968 MiB), 4 (2g.20gb, 19968 MiB) of card 0" in out.detail
+    assert "GPU instance 11 (1g.10gb, 9728 MiB) of card 1" in inventory.warnings[0]
+    assert inventory.warnings[0].endswith("nvidia-smi mig -i 1 -gi 11 -cci")
     assert len(inventory.devices) == 2
     unprivileged = await look(tmp_path, machine)
     assert [out.reason for out in unprivileged.excluded] == ["mig-empty"]
@@ -197,21 +245,28 @@ async def test_each_field_value_has_a_return_code_of_its_own(tmp_path: Path) -> 
     assert inventory.cards[0].power_watts == 12
 
 
-@pytest.mark.parametrize(
-    "missing",
-    [
-        "nvmlDeviceGetMemoryInfo_v2",
-        "nvmlDeviceGetTemperatureV",
-        "nvmlDeviceGetCurrentClocksEventReasons",
-        "nvmlDeviceGetGpuFabricInfoV",
-        "nvmlDeviceGetFieldValues",
-        "nvmlDeviceGetNvLinkRemoteDeviceType",
-        "nvmlSystemGetCudaDriverVersion_v2",
-        "nvmlDeviceGetP2PStatus",
-    ],
-)
+COSTS: dict[str, tuple[str, ...]] = {
+    "nvmlDeviceGetMemoryInfo_v2": (),
+    "nvmlDeviceGetTemperatureV": (),
+    "nvmlDeviceGetCurrentClocksEventReasons": (),
+    "nvmlDeviceGetGpuFabricInfoV": (),
+    "nvmlDeviceGetFieldValues": (
+        *("recovery_action", "nvlink_errors"),
+        *("temperature_slowdown_margin_celsius", "temperature_shutdown_margin_celsius"),
+    ),
+    "nvmlDeviceGetNvLinkRemoteDeviceType": (),
+    "nvmlSystemGetCudaDriverVersion_v2": (),
+    "nvmlDeviceGetP2PStatus": (),
+    "nvmlDeviceGetCpuAffinity": ("cpu_affinity",),
+    "nvmlDeviceGetClockInfo": ("clock_graphics_mhz", "clock_memory_mhz"),
+    "nvmlDeviceGetPcieReplayCounter": ("pcie_replays",),
+    "nvmlGpmQueryDeviceSupport": (),
+}
+
+
+@pytest.mark.parametrize(("missing", "costs"), COSTS.items())
 async def test_a_symbol_that_a_driver_lacks_costs_at_most_its_own_value(
-    tmp_path: Path, missing: str
+    tmp_path: Path, missing: str, costs: tuple[str, ...]
 ) -> None:
     machine = FakeMachine((BRIDGED, BRIDGED), links=((0, 1),))
     whole = await look(tmp_path, machine)
@@ -221,8 +276,9 @@ async def test_a_symbol_that_a_driver_lacks_costs_at_most_its_own_value(
         assert {card.memory_used_bytes for card in lacking.cards} == {480 * MIB}
         lacking, whole = shape(lacking), shape(whole)
         lacking = replace(lacking, cards=whole.cards, devices=whole.devices)
-    if missing == "nvmlDeviceGetFieldValues":
-        whole = replace(whole, cards=tuple(replace(c, recovery_action=None) for c in whole.cards))
+    assert all(getattr(card, field) is not None for card in whole.cards for field in costs)
+    without = dict.fromkeys(costs)
+    whole = replace(whole, cards=tuple(replace(card, **without) for card in whole.cards))
     assert lacking == whole
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from llmgw.hardware.nvml_session import NvmlSession
 from llmgw.hardware.types import Inventory, Process
 from llmgw.testing.fake_nvml import write_fake_nvml
 from llmgw.testing.machines import FakeMachine, FakeProcess
+from llmgw.testing.nvml_events import MIG_CONFIG_CHANGE, XID, supports_events, tell_event
 
 from ..support.wait import until
 from .described import carved, part
@@ -156,3 +158,45 @@ async def test_a_measurement_that_is_no_number_costs_itself_alone(
         found = await sampled(held)
         assert found.cards[0].power_watts is None
         assert found.cards[0].recovery_action == "none"
+
+
+async def test_what_the_driver_tells_by_itself_has_the_machine_looked_at_afresh(
+    tmp_path: Path,
+) -> None:
+    able = supports_events(0, 1)
+    library = await write(tmp_path, FakeMachine((L40S, CARVED)), changed=able)
+    tell = partial(to_thread.run_sync, tell_event, library)
+    await tell(0, XID, 43)  # before anybody asked: nobody is told
+    async with session(tmp_path) as held:
+        uuids = [card.uuid for card in (await sampled(held)).cards]
+        (program,) = running(tmp_path)
+        await sampled(held)
+        assert (held.xids, running(tmp_path)) == ({}, [program])
+
+        await tell(0, XID, 31)
+        await tell(0, XID, 79)
+        await sampled(held)
+        assert held.xids == {uuids[0]: (31, 79)}
+        (second,) = running(tmp_path)
+        assert second != program
+        await tell(0, XID, 31)
+        await sampled(held)
+        assert running(tmp_path) == [second], "an error that repeats is no news"
+
+        await tell(1, MIG_CONFIG_CHANGE)
+        await sampled(held)
+        assert running(tmp_path) != [second]
+        held.forget_xids()
+        assert held.xids == {}
+
+
+async def test_cards_that_cannot_tell_events_are_sampled_all_the_same(tmp_path: Path) -> None:
+    lacking = frozenset({"nvmlEventSetWait_v2"})
+    for more in ({"hidden": lacking}, {"changed": {"- nvmlEventSetCreate": "!999"}}):
+        able = supports_events(0) | more.get("changed", {})
+        library = await write(tmp_path, FakeMachine((L40S,)), **more | {"changed": able})
+        async with session(tmp_path) as held:
+            await sampled(held)
+            await to_thread.run_sync(tell_event, library, 0, XID, 79)
+            assert len((await sampled(held)).devices) == 1
+            assert held.xids == {}

@@ -159,6 +159,56 @@ def test_peculiarities_are_read_right() -> None:
     assert inventory("xml/qx-gb10-excerpt.xml").cards[0].unified
 
 
+def test_limits_clocks_and_replays_are_read() -> None:
+    h100 = inventory("h100x8").cards[0]
+    assert (h100.temperature_slowdown_margin_celsius, h100.temperature_slowdown_celsius) == (
+        -2,
+        None,
+    )
+    assert (h100.temperature_shutdown_margin_celsius, h100.temperature_shutdown_celsius) == (
+        -8,
+        None,
+    )
+    assert (h100.clock_graphics_mhz, h100.clock_memory_mhz, h100.pcie_replays) == (345, 2619, 150)
+    assert (h100.wear.ecc_volatile_corrected, h100.wear.ecc_volatile_uncorrected) == (0, 0)
+    for name, slowdown, shutdown, graphics, memory in (
+        ("a100-80g-mig", 89, 92, 1275, 1593),
+        ("t4", 93, 96, 585, 5000),
+        ("gtx1660ti-driver418", 93, 96, 300, 405),
+        ("rtx3080-driver595", 95, 98, 1950, 9251),
+    ):
+        card = inventory(name).cards[0]
+        assert card.temperature_slowdown_celsius == slowdown
+        assert card.temperature_shutdown_celsius == shutdown
+        assert card.temperature_slowdown_margin_celsius is None
+        assert (card.clock_graphics_mhz, card.clock_memory_mhz) == (graphics, memory)
+    carved = inventory("a100-40g-mig").cards[0].wear
+    assert (carved.ecc_uncorrected, carved.ecc_volatile_uncorrected) == (0, None)
+    lost = inventory("gb200-one-lost").cards[1]
+    assert (lost.wear.ecc_volatile_uncorrected, lost.wear.ecc_uncorrected) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "processors", "nodes"),
+    [
+        ("topo-gb200x4-ansi-emptyaffinity.txt", {0: "0-35", 1: "0-35"}, {0: 0, 1: 0, 2: 1, 3: 1}),
+        ("topo-pair-nv12-ansi.txt", {0: "0-31", 1: "0-31"}, {0: 0, 1: 0}),
+        ("topo-v100x8-hybridmesh_418.txt", dict.fromkeys(range(8), "0-95"), {}),
+        (
+            "topo-pcie6-ansi-2026.txt",
+            {n: "0-23,48-71" if n < 4 else "24-47,72-95" for n in range(6)},
+            {n: int(n > 3) for n in range(6)},
+        ),
+    ],
+)
+def test_what_a_card_is_near_is_read(
+    name: str, processors: dict[int, str], nodes: dict[int, int]
+) -> None:
+    topology = parse_topology(text(name))
+    assert topology is not None
+    assert (topology.cpus, topology.numa) == (processors, nodes)
+
+
 def test_the_profile_follows_without_the_listing() -> None:
     for name, profile in (("a100-80g-mig", "1g.20gb"), ("a100-40g-mig", "3g.20gb")):
         report = parse_report((SAMPLES / name / "nvidia-smi-q-x.xml").read_text())

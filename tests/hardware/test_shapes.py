@@ -24,6 +24,12 @@ def busy(card: FakeCard) -> FakeCard:
         utilization_percent=None if card.instances else 99,
         fan_percent=70,
         throttled_by=("hw_thermal_slowdown",),
+        clock_graphics_mhz=405,
+        clock_memory_mhz=None,
+        pcie_replays=7,
+        ecc_corrected=5,
+        ecc_volatile_uncorrected=1,
+        retired_pages=0,
         processes=(FakeProcess(pid=9, memory_mib=4000),),
         instances=tuple(replace(one, memory_used_mib=100) for one in card.instances),
     )
@@ -55,6 +61,9 @@ def test_readings_carry_what_was_measured() -> None:
     assert (card.temperature_celsius, card.power_watts, card.power_limit_watts) == (80, 250, 200)
     assert (card.utilization_percent, card.fan_percent) == (99, 70)
     assert card.throttled_by == ("hw_thermal_slowdown",)
+    assert (card.clock_graphics_mhz, card.clock_memory_mhz, card.pcie_replays) == (405, None, 7)
+    assert (card.wear.ecc_corrected, card.wear.ecc_volatile_uncorrected) == (5, 1)
+    assert (card.wear.retired_pages, card.wear.remapped_rows) == (0, None)
     assert device.memory_used_bytes == 5000 * MIB
     assert device.processes == (Process(pid=9, memory_bytes=4000 * MIB),)
     assert measured.devices[1].utilization_percent is None

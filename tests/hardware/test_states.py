@@ -6,9 +6,18 @@ import pytest
 from msgspec.structs import replace
 
 from llmgw.errors import BackendUnavailable
-from llmgw.hardware.assemble import HostMemory
+from llmgw.hardware.assemble import ECC_UNCORRECTED_LIMIT, HostMemory, assemble
+from llmgw.hardware.shapes import shape
+from llmgw.hardware.smi_list import Listing
+from llmgw.hardware.smi_xml import parse_report
 from llmgw.hardware.types import Inventory
-from llmgw.testing.fake_smi import FakeCard, FakeMachine, render_listing, render_report
+from llmgw.testing.fake_smi import (
+    FakeCard,
+    FakeMachine,
+    FakeProcess,
+    render_listing,
+    render_report,
+)
 
 from .support import A100, L40S, MIB, SLICE, edited, only, read
 
@@ -71,11 +80,27 @@ def test_mig_that_waits_for_a_reset_keeps_new_work_away() -> None:
     assert placeable(inventory) == [2]
 
 
-@pytest.mark.parametrize("mode", ["Exclusive_Process", "Prohibited"])
-def test_an_exclusive_compute_mode_keeps_work_away(mode: str) -> None:
-    inventory = read(FakeMachine((replace(L40S, compute_mode=mode),)))
+HELD = replace(L40S, processes=(FakeProcess(pid=41, memory_mib=5),))
+
+
+@pytest.mark.parametrize("mode", ["Exclusive_Process", "Exclusive_Thread"])
+def test_an_exclusive_compute_mode_keeps_work_away_from_a_card_that_is_held(mode: str) -> None:
+    free = replace(L40S, compute_mode=mode)
+    held = replace(HELD, compute_mode=mode)
+    silent = replace(held, process_error=4)
+    inventory = read(FakeMachine((free, held, silent, HELD)))
+    assert reasons(inventory) == [(1, "compute-mode"), (2, "compute-mode")]
+    assert placeable(inventory) == [0, 3]
+    assert all(mode in out.detail for out in inventory.excluded)
+    assert "nvidia-smi -i 1 -c DEFAULT" in inventory.excluded[0].detail
+    warned = [text for text in inventory.warnings if "one process at a time" in text]
+    assert [text.split()[1] for text in warned] == ["0", "1", "2"]
+
+
+def test_a_prohibited_compute_mode_keeps_all_work_away() -> None:
+    inventory = read(FakeMachine((replace(L40S, compute_mode="Prohibited"), L40S)))
     assert reasons(inventory) == [(0, "compute-mode")]
-    assert mode in inventory.excluded[0].detail
+    assert "Prohibited" in inventory.excluded[0].detail
 
 
 @pytest.mark.parametrize("state", ["In Progress", "Not Started"])
@@ -188,3 +213,35 @@ def test_a_row_that_waits_to_be_remapped_keeps_new_work_away_until_a_reset() -> 
     assert reasons(inventory) == [(1, "needs-reset")]
     assert "--gpu-reset -i 1" in inventory.excluded[0].detail
     assert [device.id for device in inventory.devices] == [0, 1]
+
+
+def test_errors_above_the_limit_keep_work_away_and_errors_that_were_mended_do_not() -> None:
+    worn = replace(L40S, ecc_volatile_uncorrected=ECC_UNCORRECTED_LIMIT + 1)
+    mended = replace(L40S, ecc_volatile_uncorrected=ECC_UNCORRECTED_LIMIT, ecc_uncorrected=10_000)
+    machine = FakeMachine((worn, mended))
+    inventory = read(machine)
+    assert reasons(inventory) == [(0, "worn")]
+    assert placeable(inventory) == [1]
+    strict = assemble(
+        "n1", parse_report(render_report(machine)), Listing(), ecc_uncorrected_limit=0
+    )
+    assert reasons(strict) == [(0, "worn"), (1, "worn")]
+
+
+def test_a_further_error_is_no_other_machine() -> None:
+    worn = replace(L40S, ecc_volatile_uncorrected=ECC_UNCORRECTED_LIMIT + 1)
+    worse = replace(worn, ecc_volatile_uncorrected=ECC_UNCORRECTED_LIMIT + 2)
+    assert shape(read(FakeMachine((worn,)))) == shape(read(FakeMachine((worse,))))
+
+
+def test_a_page_that_waits_to_be_retired_is_warned_of() -> None:
+    waiting = replace(L40S, retired_pages=1, retired_pending=True)
+    inventory = read(FakeMachine((L40S, waiting)))
+    assert inventory.excluded == ()
+    assert ["page of card 1" in text for text in inventory.warnings] == [True]
+
+
+def test_a_card_in_mig_mode_is_never_said_to_be_idle() -> None:
+    carved = replace(A100, mig="Enabled", instances=(SLICE,), utilization_percent=0)
+    card, device = only(read(FakeMachine((carved,))))
+    assert (card.utilization_percent, device.utilization_percent) == (None, None)
