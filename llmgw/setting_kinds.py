@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from llmgw.core.limits import Limits
+
 NAME_CHARACTERS = frozenset(string.ascii_letters + string.digits + "_-")
 """What a cluster's or node's name may be made of, because it becomes a token of a subject."""
 
@@ -47,13 +49,27 @@ def _one_of(*choices: str) -> Kind:
 
 
 def _seconds(least: float, most: float) -> Kind:
-    def read(value: object) -> float:
-        seconds = float(str(value))
-        if not least <= seconds <= most:
-            raise ValueError
-        return seconds
+    return _number(least, most, "seconds")
 
-    return Kind(read, f"a number of seconds from {least:g} to {most:g}")
+
+def _number(least: float, most: float, unit: str) -> Kind:
+    def read(value: object) -> float:
+        number = float(str(value))
+        if not least <= number <= most:
+            raise ValueError
+        return number
+
+    return Kind(read, f"a number of {unit} from {least:g} to {most:g}")
+
+
+def _count(least: int, most: int, what: str) -> Kind:
+    def read(value: object) -> int:
+        count = int(str(value))
+        if not least <= count <= most:
+            raise ValueError
+        return count
+
+    return Kind(read, f"a whole number of {what} from {least} to {most}")
 
 
 def _switch(value: object) -> bool:
@@ -125,6 +141,17 @@ def _servers(value: object) -> str:
 _NAME = Kind(_matching(r"[A-Za-z0-9_-]{1,63}"), "1 to 63 of A-Z, a-z, 0-9, _ and -")
 _PROGRAM = Kind(_program, "a program's name or path")
 
+# What limits of conditions are measured in is the last word of their name.
+_UNITS: Mapping[str, Kind] = {
+    "celsius": _number(-50, 200, "degrees Celsius"),
+    "seconds": _seconds(0, 86_400),
+    "percent": _number(1, 100, "per cent"),
+    "bytes": _count(0, 1 << 50, "bytes"),
+    "errors": _count(0, 1 << 40, "errors"),
+    "rows": _count(0, 100_000, "rows"),
+    "pages": _count(0, 100_000, "pages"),
+}
+
 KINDS: Mapping[str, Kind] = {
     "node": _NAME,
     "data": Kind(_path, "a folder"),
@@ -144,7 +171,10 @@ KINDS: Mapping[str, Kind] = {
     ),
     "port_range": Kind(_port_range, "FIRST-LAST, both from 1024 to 65535"),
     "sample_seconds": _seconds(0.1, 3_600),
+    "nvml_sample_seconds": _seconds(0.1, 3_600),
+    "rediscover_seconds": _seconds(1, 86_400),
+    "process_names": Kind(_switch, "true or false"),
     "node_lost_seconds": _seconds(1, 86_400),
     "listen": Kind(_host_and_port, "HOST:PORT; port 0 takes a free one"),
     "log_level": _one_of("debug", "info", "warning", "error"),
-}
+} | {name: _UNITS[name.rpartition("_")[2]] for name in Limits.__struct_fields__}

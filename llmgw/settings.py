@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from llmgw.core.limits import Limits, contradictions
 from llmgw.errors import LogUnreachable, UsageError
 from llmgw.masking import mask_text
 from llmgw.setting_kinds import KINDS, NAME_CHARACTERS
@@ -28,12 +29,13 @@ PREFIX = "LLMGW_"
 CONFIG_VARIABLE = "LLMGW_CONFIG"
 SYSTEM_CONFIG = Path("/etc/llmgw/llmgw.toml")
 ENDPOINT_FILE = "endpoint.json"
+AGENT_FOLDER = "agent"
 SAMPLES_UNTIL_LOST = 3
 """A node counts as lost only after so many signs of life that did not come."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that can be set. Made by `load`; a test may make one directly."""
+class Settings(Limits, frozen=True, kw_only=True):
+    """Everything that can be set, the limits of conditions too. Made by `load`, or by a test."""
 
     node: str
     """This machine's name in the cluster; from the host name unless set."""
@@ -56,6 +58,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     port_range: str = "18100-18999"
     """Ports for engines: below the range that the kernel hands out for outgoing connections."""
     sample_seconds: float = 10.0
+    """How often a node is measured and says that it lives."""
+    nvml_sample_seconds: float = 1.0
+    """The same while NVML is in force: there a sample costs a few calls, and no program is run."""
+    rediscover_seconds: float = 300.0
+    """How often the hardware is discovered afresh, though no sample contradicts what is known."""
+    process_names: bool = False
+    """Whether samples name the programs that use devices; else they have process ids alone."""
     node_lost_seconds: float = 45.0
     """Silence after which a node counts as lost. A failover of NATS alone takes up to 8 s."""
     listen: str = "127.0.0.1:0"
@@ -67,6 +76,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """The ports that engines may be given."""
         first, last = self.port_range.split("-")
         return range(int(first), int(last) + 1)
+
+    @property
+    def limits(self) -> Limits:
+        """When conditions begin and end."""
+        return Limits(**{name: getattr(self, name) for name in _LIMITS})
 
 
 class Shown(NamedTuple):
@@ -92,7 +106,8 @@ class Resolved(msgspec.Struct, frozen=True):
         return [Shown(name, _showable(values[name]), self.origins[name]) for name in NAMES]
 
 
-NAMES = Settings.__struct_fields__
+_LIMITS = Limits.__struct_fields__
+NAMES = (*(name for name in Settings.__struct_fields__ if name not in _LIMITS), *_LIMITS)
 
 
 def load(
@@ -127,6 +142,7 @@ def load(
     # One alone says nothing: nodes sample on one machine, and the controller waits on another.
     if {"sample_seconds", "node_lost_seconds"} <= given.keys():
         require_patience(settings, origins)
+    _require_bands(settings, origins)
     return Resolved(settings, origins, tuple(_unknown_variables(environment)))
 
 
@@ -144,6 +160,18 @@ def require_patience(settings: Settings, origins: Mapping[str, str] | None = Non
         f" healthy nodes would count as lost between two samples. node_lost_seconds must be at"
         f" least {SAMPLES_UNTIL_LOST} times sample_seconds, here {least:g}"
     )
+
+
+def _require_bands(settings: Settings, origins: Mapping[str, str]) -> None:
+    """Raise `UsageError` when a condition would end at values that begin it."""
+    found = [
+        f"{low} (from {origins[low]}) is {getattr(settings, low)} and must not be above {high}"
+        f" (from {origins[high]}), which is {getattr(settings, high)}: the one ends what the"
+        " other begins"
+        for low, high in contradictions(settings)
+    ]
+    if found:
+        raise UsageError("\n".join(found))
 
 
 def nats_url(settings: Settings) -> str:

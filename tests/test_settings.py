@@ -128,6 +128,10 @@ def test_unknown_variables_are_reported_and_do_no_harm(folder: Path) -> None:
         ("LLMGW_HOST", "0:0:0:0:0:0:0:0", "write the address that clients reach"),
         ("LLMGW_NATS_URL", "localhost:4222", "nats://HOST:PORT"),
         ("LLMGW_NATS_URL", "nats://", "nats://HOST:PORT"),
+        ("LLMGW_HOT_CELSIUS", "warm", "degrees Celsius from -50 to 200"),
+        ("LLMGW_OCCUPIED_BYTES", "0.5", "a whole number of bytes"),
+        ("LLMGW_WORN_ERRORS", "-1", "a whole number of errors from 0"),
+        ("LLMGW_CAPPED_PERCENT", "101", "per cent from 1 to 100"),
         ("LLMGW_LOG_LEVEL", "loud", "debug, info, warning, error"),
     ],
 )
@@ -183,6 +187,16 @@ def test_on_one_machine_it_is_judged_whatever_was_given() -> None:
     require_patience(Settings(node="n", data=Path()))
     with pytest.raises(UsageError, match="node_lost_seconds is 45 and sample_seconds is 16"):
         require_patience(Settings(node="n", data=Path(), sample_seconds=16))
+
+
+def test_a_condition_that_would_end_where_it_begins_is_refused(folder: Path) -> None:
+    path = write_config(folder, "hot_celsius = 75\nvacant_bytes = 1000000000")
+    message, refused = refusal({}, folder), "must not be above"
+    assert f"cool_celsius (from default) is 80.0 and {refused} hot_celsius (from {path})" in message
+    assert f"vacant_bytes (from {path}) is 1000000000 and {refused} occupied_bytes" in message
+    env = {"LLMGW_COOL_CELSIUS": "75", "LLMGW_VACANT_BYTES": "0"}
+    limits = load(env=env, folder=folder).settings.limits
+    assert (limits.hot_celsius, limits.cool_celsius, limits.vacant_bytes) == (75, 75, 0)
 
 
 def test_credentials_are_used_but_never_shown(folder: Path) -> None:

@@ -6,7 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from llmgw.cli.output import Column, table_lines
 from llmgw.settings import Shown
-from llmgw.views import Consequence, DeviceRow, EventRow, NodeRow, RejectedRow, ReplicaRow, Status
+from llmgw.views import (
+    DeviceRow,
+    EventRow,
+    NodeRow,
+    Place,
+    RejectedRow,
+    ReplicaRow,
+    Status,
+    Step,
+)
 from llmgw.views.status import ClassRow, ModelRow
 from llmgw.views.summaries import counted
 
@@ -37,9 +46,35 @@ def _second(time: str | None) -> str | None:
     return time and f"{time[:19]}Z"
 
 
+def _replica(step: Step) -> str:
+    if step.action == "cannot":
+        return f"{step.count} more"
+    return f"{step.replica} for {step.instead_of}" if step.instead_of else step.replica or ""
+
+
+def _places(places: Sequence[Place]) -> tuple[str, ...]:
+    return tuple(f"{place.node} {'+'.join(place.devices)}" for place in places)
+
+
+def _state(node: NodeRow) -> str:
+    marks = {
+        "simulated": node.simulated,
+        "draining": node.draining,
+        "cordoned": node.cordoned and not node.draining,
+    }
+    said = ", ".join(mark for mark, holds in marks.items() if holds)
+    return f"{node.state} ({said})" if said else node.state
+
+
+def _failure(replica: ReplicaRow) -> str | None:
+    if replica.retired or not (replica.reason and replica.meaning):
+        return replica.retired or replica.reason
+    return f"{replica.reason}: {replica.meaning}"
+
+
 NODES = (
     Column("NODE", lambda r: r.name),
-    Column("STATE", lambda r: f"{r.state} (simulated)" if r.simulated else r.state),
+    Column("STATE", _state),
     Column("ADDRESS", lambda r: r.address, wide=True),
     Column("BACKEND", lambda r: r.backend),
     Column("DRIVER", lambda r: r.driver_version, wide=True),
@@ -50,6 +85,7 @@ NODES = (
     Column("REPLICAS", lambda r: r.replicas),
     Column("COMMAND", lambda r: r.command),
     Column("CONDITIONS", lambda r: r.conditions),
+    Column("LABELS", lambda r: tuple(f"{k}={v}" for k, v in r.labels.items()), wide=True),
     Column("WARNINGS", lambda r: r.warnings, wide=True),
     Column("HEARD", lambda r: _second(r.heard), wide=True),
 )
@@ -67,8 +103,10 @@ DEVICES = (
     Column("HEAT", lambda r: _measured(r.temperature_celsius, "°C"), right=True, wide=True),
     Column("POWER", lambda r: _measured(r.power_watts, "W"), right=True, wide=True),
     Column("REPLICAS", lambda r: r.replicas),
-    Column("REASON", lambda r: r.reason),
+    Column("REASON", lambda r: r.reason or r.conditions),
     Column("DETAIL", lambda r: r.detail, wide=True),
+    Column("MEANING", lambda r: r.meaning, wide=True),
+    Column("ADVICE", lambda r: r.advice, wide=True),
     Column("UUID", lambda r: r.uuid, wide=True),
 )
 
@@ -84,8 +122,7 @@ REPLICAS = (
     Column("ATTEMPTS", lambda r: r.attempts, right=True),
     Column("FAILURES", lambda r: r.failures, right=True, wide=True),
     Column("SINCE", lambda r: _second(r.since)),
-    Column("REASON", lambda r: r.retired or r.reason),
-    Column("MEANING", lambda r: r.meaning, wide=True),
+    Column("REASON", _failure),
     Column("ADVICE", lambda r: r.advice, wide=True),
 )
 
@@ -103,9 +140,13 @@ REJECTED = (
     Column("DETAIL", lambda r: r.detail),
 )
 
-CONSEQUENCES = (
-    Column("DECISION", lambda r: r.type),
-    Column("WHAT", lambda r: r.summary),
+STEPS = (
+    Column("MODEL", lambda r: r.model),
+    Column("ACTION", lambda r: r.action),
+    Column("REPLICA", _replica),
+    Column("FROM", lambda r: _places(r.before)),
+    Column("TO", lambda r: _places(r.after)),
+    Column("WHY", lambda r: r.reasons),
 )
 
 SETTINGS = (
@@ -121,7 +162,7 @@ MODELS = (
     Column("STARTING", lambda r: r.starting, right=True),
     Column("FAILED", lambda r: r.failed, right=True),
     Column("LOST", lambda r: r.lost, right=True),
-    Column("STOPPING", lambda r: r.stopping, right=True, wide=True),
+    Column("STOPPING", lambda r: r.stopping, right=True),
     Column("MISSING", lambda r: r.missing, right=True),
     Column("WHY MISSING", lambda r: counted(r.refusals)),
 )
@@ -140,7 +181,7 @@ _COLUMNS: Mapping[type, Sequence[Column]] = {
     ReplicaRow: REPLICAS,
     EventRow: EVENTS,
     RejectedRow: REJECTED,
-    Consequence: CONSEQUENCES,
+    Step: STEPS,
     ModelRow: MODELS,
     ClassRow: CLASSES,
     Shown: SETTINGS,
@@ -154,6 +195,19 @@ def view_lines(view: object, wide: bool) -> Iterator[str]:
     elif isinstance(view, Sequence) and view:
         yield from table_lines(view, _COLUMNS[type(view[0])], wide)
         yield from _advice(view)
+        if wide:
+            yield from _explanations(view)
+
+
+def _explanations(rows: Sequence[object]) -> Iterator[str]:
+    """Yield what the conditions of nodes mean, and what to do: too long for a column."""
+    found = ((r.name, c) for r in rows if isinstance(r, NodeRow) for c in r.conditions_explained)
+    for node, condition in found:
+        if condition.meaning:
+            where = f"{node}, {condition.device}" if condition.device else node
+            yield ""
+            yield f"{where}: {condition.name}: {condition.meaning}"
+            yield f"  what to do: {condition.advice}"
 
 
 def _advice(rows: Sequence[object]) -> Iterator[str]:
@@ -173,11 +227,17 @@ def _status_lines(status: Status, wide: bool) -> Iterator[str]:
     leads = f"{status.leader} (term {status.term})" if status.leader else "none yet"
     yield f"controller: {leads}"
     nodes = status.nodes
-    yield f"nodes: {nodes.up} up, {nodes.lost} lost, {nodes.stopped} stopped"
+    kept = {"cordoned": nodes.cordoned, "draining": nodes.draining}
+    also = "".join(f", {count} {what}" for what, count in kept.items() if count)
+    yield f"nodes: {nodes.up} up, {nodes.lost} lost, {nodes.stopped} stopped{also}"
+    if status.conditions:
+        yield f"conditions: {counted(status.conditions)} (see llmgw ctl devices and nodes)"
     yield from _remarks(status)
     if status.models:
         yield ""
-        yield from table_lines(status.models, MODELS, wide)
+        stopping = any(model.stopping for model in status.models)
+        columns = (c for c in MODELS if stopping or wide or c.header != "STOPPING")
+        yield from table_lines(status.models, tuple(columns), wide)
     if status.devices:
         yield ""
         yield from table_lines(status.devices, CLASSES, wide)

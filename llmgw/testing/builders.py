@@ -152,8 +152,12 @@ def tell(what: e.Event | SetAssignments | s.Effect) -> str:
             return f"spawn {_start(what.start)} on port {what.port}"
         case s.ProbeEngine():
             return f"probe {_start(what.start)} on port {what.port}"
+        case s.CountRequests():
+            return f"count {_start(what.start)}"
         case s.StopEngine():
             return f"{what.signal} {_start(what.start)}"
+        case s.MeasureDevices():
+            return "measure"
     return "leave"
 
 
@@ -171,7 +175,10 @@ def _tell_event(event: e.Event) -> str:
         case e.NodeStopped():
             words.append(f"engines {event.engines}")
         case e.NodeConditionsChanged():
-            listed = [f"{device_label(c.device)} {c.name}" for c in event.conditions]
+            listed = [
+                c.name if c.device is None else f"{device_label(c.device)} {c.name}"
+                for c in event.conditions
+            ]
             words.append(", ".join(listed) or "none")
         case e.CommandCompleted():
             words.append(f"revision {event.revision}")

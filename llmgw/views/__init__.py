@@ -11,9 +11,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llmgw.core.cluster import Cluster
+from llmgw.core.telemetry import NodeSample
 from llmgw.views.devices import DeviceRow, devices
-from llmgw.views.events import EventRow, RejectedRow, concerns, events, rejected
-from llmgw.views.forecast import Consequence, consequences
+from llmgw.views.events import (
+    EventRow,
+    ModelsOfReplicas,
+    RejectedRow,
+    concerns,
+    events,
+    rejected,
+)
+from llmgw.views.forecast import Forecast, Place, Step, forecast
 from llmgw.views.nodes import NodeRow, nodes
 from llmgw.views.replicas import ReplicaRow, replicas
 from llmgw.views.status import Status, status
@@ -28,22 +36,38 @@ VIEWS: Mapping[str, View] = {
 }
 """The views of a state by name, as `ctl NAME` and `ctl replay --view NAME` know them."""
 
+
+def shown(
+    view: str, state: Cluster, cluster: str, samples: Mapping[str, NodeSample] | None = None
+) -> Any:  # noqa: ANN401 -- whatever the view returns; it is printed or sent
+    """Return a view by its name, with what is known beside the state: name and measurements."""
+    if view == "status":
+        return status(state, cluster)
+    if view == "devices":
+        return devices(state, samples)
+    return VIEWS[view](state)
+
+
 __all__ = [
     "VIEWS",
-    "Consequence",
     "DeviceRow",
     "EventRow",
+    "Forecast",
+    "ModelsOfReplicas",
     "NodeRow",
+    "Place",
     "RejectedRow",
     "ReplicaRow",
     "Status",
+    "Step",
     "View",
     "concerns",
-    "consequences",
     "devices",
     "events",
+    "forecast",
     "nodes",
     "rejected",
     "replicas",
+    "shown",
     "status",
 ]

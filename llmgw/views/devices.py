@@ -8,18 +8,25 @@ from typing import Literal
 import msgspec
 
 from llmgw.core.cluster import Cluster, Node, pool_of
+from llmgw.core.meanings import AVOIDED, MEANINGS, what_to_do
+from llmgw.core.placement import node_refuses
 from llmgw.core.telemetry import NodeSample
 from llmgw.hardware.types import CardReading, Device, DeviceReading, Excluded, device_label
-from llmgw.views.shared import Row, node_state
+from llmgw.views.conditions import card_of
+from llmgw.views.shared import Row
 
 DeviceState = Literal["free", "held", "excluded"]
+
+_OF_STRAYS = "an engine that nobody wants is being stopped"
 
 
 class DeviceRow(Row, frozen=True, kw_only=True):
     """One device, or a card that offers none (then without memory).
 
     `held`: replicas have been given it, whatever else is the matter. `excluded`: nothing may be
-    placed on it, and `reason` says why. `memory_held_bytes` is what replicas were given of the
+    placed on it, and `reason` says why. `avoided`: it is placed on after all others. `conditions`
+    are all that hold; `detail`, `meaning` and `advice` are of the reason, or else of the first of
+    them. `memory_held_bytes` is what replicas were given of the
     memory that it draws on; `memory_used_bytes`, `memory_free_bytes` and the readings are
     measured, and there only with a sample.
     """
@@ -33,6 +40,9 @@ class DeviceRow(Row, frozen=True, kw_only=True):
     state: DeviceState
     reason: str | None = None
     detail: str | None = None
+    meaning: str | None = None
+    advice: str | None = None
+    avoided: bool = False
     conditions: tuple[str, ...] = ()
     replicas: tuple[str, ...] = ()
     memory_total_bytes: int | None = None
@@ -59,8 +69,11 @@ def devices(state: Cluster, samples: Mapping[str, NodeSample] | None = None) -> 
 
 def _row(node: Node, device: Device, sample: NodeSample | None) -> DeviceRow:
     held = node.held.get(pool_of(device), {})
-    conditions = tuple(c.name for c in node.conditions if c.device == device.id)
-    reason, detail = _why_excluded(node, device, conditions)
+    found = _conditions(node, device)
+    reason = next((name for name in found if name not in AVOIDED), None)
+    reason = reason or _why_excluded(node, device)
+    told = reason or next(iter(found), "")
+    meaning, advice = _explained(told, device.id)
     reading, card = _readings(device, sample)
     return DeviceRow(
         node=node.name,
@@ -71,8 +84,11 @@ def _row(node: Node, device: Device, sample: NodeSample | None) -> DeviceRow:
         uuid=device.uuid,
         state="held" if held else "excluded" if reason else "free",
         reason=reason,
-        detail=detail,
-        conditions=conditions,
+        detail=found.get(told) or (_OF_STRAYS if told == "stray" else None),
+        meaning=meaning,
+        advice=advice,
+        avoided=bool(found) and reason is None,
+        conditions=tuple(found),
         replicas=tuple(held),
         memory_total_bytes=device.memory_total_bytes,
         memory_held_bytes=sum(held.values()),
@@ -85,29 +101,34 @@ def _row(node: Node, device: Device, sample: NodeSample | None) -> DeviceRow:
     )
 
 
-def _why_excluded(
-    node: Node, device: Device, conditions: tuple[str, ...]
-) -> tuple[str | None, str | None]:
-    """Return why nothing may be placed on the device, with the detail, if so."""
+def _conditions(node: Node, device: Device) -> dict[str, str]:
+    """Return what holds for the device, with the details: what its inventory says comes first."""
+    found = {}
     if device.id in node.excluded:
-        return node.excluded[device.id], _detail(node, device)
+        found[node.excluded[device.id]] = _excluded_because(node, device)
     for condition in node.conditions:
         if condition.device == device.id:
-            return conditions[0], condition.detail
+            found.setdefault(condition.name, condition.detail)
+    return found
+
+
+def _why_excluded(node: Node, device: Device) -> str | None:
+    """Return why nothing may be placed on a device that has no condition that says so."""
     if any(device.id in taken for taken in node.strays.values()):
-        return "stray", "an engine that nobody wants is being stopped"
-    if node_state(node) != "up":
-        return f"node {node_state(node)}", None
-    if device.memory_total_bytes is None:
-        return "memory unknown", None
-    return None, None
+        return "stray"
+    return node_refuses(node) or ("memory unknown" if device.memory_total_bytes is None else None)
 
 
-def _detail(node: Node, device: Device) -> str | None:
+def _explained(name: str, device: int) -> tuple[str | None, str | None]:
+    meaning, _ = MEANINGS.get(name, (None, None))
+    return meaning, what_to_do(name, card_of(device))
+
+
+def _excluded_because(node: Node, device: Device) -> str:
     for out in node.inventory.excluded if node.inventory else ():
         if out.device == device.id or (out.device is None and out.card == device.card):
             return out.detail
-    return None
+    return ""
 
 
 def _readings(
@@ -136,6 +157,7 @@ def _without_devices(node: Node) -> Iterator[DeviceRow]:
             continue  # its devices carry the reason
         card = cards.get(out.card) if out.card is not None else None
         whole = card if out.device is None else None
+        meaning, advice = _explained(out.reason, number)
         yield DeviceRow(
             node=node.name,
             id=number,
@@ -145,6 +167,9 @@ def _without_devices(node: Node) -> Iterator[DeviceRow]:
             state="excluded",
             reason=out.reason,
             detail=out.detail,
+            meaning=meaning,
+            advice=advice,
+            conditions=(out.reason,),
         )
 
 

@@ -7,7 +7,8 @@ from itertools import takewhile
 from typing import Any
 
 from llmgw.core.cluster import Cluster
-from llmgw.core.events import ReplicaAssigned
+from llmgw.core.commands import SetAssignments
+from llmgw.core.events import CatalogApplied, ReplicaAssigned
 from llmgw.core.fold import apply
 from llmgw.core.records import NewerVersion, Record, UnknownType, Unreadable
 from llmgw.core.values import Origin
@@ -83,12 +84,44 @@ def rejected(records: Iterable[Record]) -> list[RejectedRow]:
 def concerns(
     record: Record, *, wire: str | None = None, node: str | None = None, replica: str | None = None
 ) -> bool:
-    """Return whether the record is of the type `wire` and speaks of that node and that replica."""
+    """Return whether the record is of the type `wire` and speaks of that node and that replica.
+
+    A type that ends in `*` means all that begin so.
+    """
     return (
-        (wire is None or wire == _type(record))
+        (wire is None or _is_of(wire, _type(record)))
         and (node is None or node in _nodes(record))
         and (replica is None or replica in _replicas(record))
     )
+
+
+class ModelsOfReplicas:
+    """Which records speak of a model: by its name, or by a replica that was assigned for it.
+
+    Learns from the records that it is given, which must be those that assign before others.
+    """
+
+    def __init__(self) -> None:
+        self._models: dict[str, str] = {}
+
+    def learn(self, record: Record) -> None:
+        """Take note of what the record says of replicas."""
+        if isinstance(record.body, ReplicaAssigned):
+            self._models[record.body.replica] = record.body.model
+
+    def of(self, record: Record) -> set[str]:
+        """Return the models that the record speaks of."""
+        body = record.body
+        named = {getattr(body, "model", "")} - {""}
+        if isinstance(body, CatalogApplied):
+            named |= {entry.name for entry in body.catalog.models}
+        elif isinstance(body, SetAssignments):
+            named |= {assignment.entry.name for assignment in body.assignments}
+        return named | {self._models[name] for name in _replicas(record) & self._models.keys()}
+
+
+def _is_of(wanted: str, wire: str) -> bool:
+    return wire.startswith(wanted[:-1]) if wanted.endswith("*") else wire == wanted
 
 
 def _refusals(state: Cluster, record: Record) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,7 @@
 Pure. `Explanations` takes a log from its first record on and picks what concerns one name, as a
 chain: the facts that a decision was made on, the decision with the reasons and refusals that it
 recorded, the command that told a node, and what came of it. What was written in vain is shown
-with the reason why it is void.
+with the reason why it is void. The chain of one record is made by `chain`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from llmgw.core.cluster import Cluster
 from llmgw.core.commands import SetAssignments
 from llmgw.core.fold import apply
 from llmgw.core.records import Record
+from llmgw.views import paths
 from llmgw.views.shared import Row, as_time, labels, node_state, part_phase
 from llmgw.views.summaries import counted, summary
 
 Kind = Literal["event", "decision", "command", "outcome"]
-Thing = Literal["replica", "model", "node"]
+Thing = Literal["replica", "model", "node", "record"]
 
 KEPT_RECORDS = 4_096
 """How far back the fact is looked for that a decision names as the last before it."""
 
-_ENDS = e.CommandCompleted | e.CommandRefused | e.CommandSuperseded
+ENDS = e.CommandCompleted | e.CommandRefused | e.CommandSuperseded
+_MOMENTS = {"heard", "since", "output", "placed_because"}
+_NOTHING: tuple[object, ...] = (None, "", [], (), {})
 _COMINGS = e.NodeStarted | e.NodeStopped
 
 
@@ -35,7 +38,8 @@ class Step(Row, frozen=True, kw_only=True):
     """One record of the chain.
 
     `because` are the sequences that it names as its ground. `reasons` and `refusals` are those
-    that it recorded. `void` is why it changed nothing.
+    that it recorded. `void` is why it changed nothing. `changed` is what it changed of what is
+    told about, as `field: before → after`, where that was asked for.
     """
 
     sequence: int
@@ -48,16 +52,21 @@ class Step(Row, frozen=True, kw_only=True):
     reasons: tuple[str, ...] = ()
     refusals: dict[str, int] = {}
     void: str | None = None
+    changed: tuple[str, ...] = ()
     data: Any
 
 
 class Explanation(Row, frozen=True, kw_only=True):
-    """How something stands, in a sentence, and the steps that led there, oldest first."""
+    """How something stands, in a sentence, and the steps that led there, oldest first.
+
+    `outputs` are the last lines of engines that failed, by replica (and part).
+    """
 
     name: str
     kind: Thing
     now: str
     steps: tuple[Step, ...]
+    outputs: dict[str, str] = {}
 
 
 class _Replica:
@@ -79,7 +88,7 @@ class _Replica:
             return True
         if isinstance(body, SetAssignments):
             return self._is_told(body)
-        if isinstance(body, _ENDS):
+        if isinstance(body, ENDS):
             return self._asked.get(record.node) == (body.term, body.revision)
         if isinstance(body, e.NodeLost | e.NodeReturned):
             return body.node in self._nodes
@@ -120,7 +129,8 @@ class _Model:
         if isinstance(body, e.ReplicaAssigned) and body.model == self._name:
             self._replicas.setdefault(body.replica, _Replica(body.replica))
         told = [replica.wants(record) for replica in self._replicas.values()]
-        return any(told) or (isinstance(body, e.ModelLeftUnplaced) and body.model == self._name)
+        of_models = e.ModelLeftUnplaced | e.ModelScaled | e.ModelDeleted
+        return any(told) or (isinstance(body, of_models) and body.model == self._name)
 
 
 class _Node:
@@ -142,39 +152,25 @@ class _Node:
         return self._name in (record.node, getattr(body, "node", None))
 
 
-class Explanations:
-    """Takes records from the first of a log on; `found` tells what is known of the name."""
+class Grounds:
+    """The records that a decision may name as its ground: the last ones, and catalogs that count.
 
-    def __init__(self, name: str) -> None:
-        self.state = Cluster()
-        self._name = name
-        self._pickers: dict[Thing, _Replica | _Model | _Node] = {
-            "replica": _Replica(name),
-            "model": _Model(name),
-            "node": _Node(name),
-        }
-        self._steps: dict[Thing, dict[int, Step]] = {thing: {} for thing in self._pickers}
+    Memory is bounded however long the log is.
+    """
+
+    def __init__(self) -> None:
         self._recent: deque[Record] = deque(maxlen=KEPT_RECORDS)
         self._catalogs: dict[int, Record] = {}
 
-    def take(self, record: Record) -> None:
-        """Take the next record."""
-        voided = self.state.void
-        apply(self.state, record)
-        void = self.state.incidents[-1].detail if self.state.void > voided else None
+    def take(self, record: Record, state: Cluster) -> None:
+        """Take the next record, and the state that it led to."""
         self._recent.append(record)
         if isinstance(record.body, e.CatalogApplied):
-            kept = (self.state.catalog_sequence, record.sequence)
+            kept = (state.catalog_sequence, record.sequence)
             self._catalogs = {n: r for n, r in self._catalogs.items() if n in kept}
             self._catalogs[record.sequence] = record
-        for thing, picker in self._pickers.items():
-            if picker.wants(record):
-                steps = self._steps[thing]
-                for ground in self._grounds(record):
-                    steps.setdefault(ground.sequence, _step(ground, None))
-                steps[record.sequence] = _step(record, void)
 
-    def _grounds(self, record: Record) -> Iterator[Record]:
+    def of(self, record: Record) -> Iterator[Record]:
         """Yield the records that a decision names as its ground."""
         if not isinstance(record.body, e.Decision):
             return
@@ -184,6 +180,47 @@ class Explanations:
                 yield self._catalogs[sequence]
             elif first <= sequence < record.sequence:
                 yield self._recent[sequence - first]
+
+
+class Explanations:
+    """Takes records from the first of a log on; `found` tells what is known of the name.
+
+    With `closely`, the steps are all that touched the thing and no grounds of decisions besides,
+    and each says what it changed.
+    """
+
+    def __init__(self, name: str, *, closely: bool = False, state: Cluster | None = None) -> None:
+        self.state = state if state is not None else Cluster()
+        self._name = name
+        self._closely = closely
+        self._pickers: dict[Thing, _Replica | _Model | _Node] = {
+            "replica": _Replica(name),
+            "model": _Model(name),
+            "node": _Node(name),
+        }
+        self._steps: dict[Thing, dict[int, Step]] = {thing: {} for thing in self._pickers}
+        self._grounds = Grounds()
+
+    def take(self, record: Record) -> None:
+        """Take the next record."""
+        touched = [thing for thing, picker in self._pickers.items() if picker.wants(record)]
+        before = [self._seen(thing) for thing in touched]
+        void = fold_telling(self.state, record)
+        self._grounds.take(record, self.state)
+        for thing, was in zip(touched, before, strict=True):
+            steps = self._steps[thing]
+            if not self._closely:
+                for ground in self._grounds.of(record):
+                    steps.setdefault(ground.sequence, step_of(ground, None))
+            steps[record.sequence] = step_of(record, void, tuple(_told(was, self._seen(thing))))
+
+    def _seen(self, thing: Thing) -> dict[str, Any]:
+        """Return how the thing is shown, where that is asked for."""
+        if not self._closely:
+            return {}
+        view = {"replica": "replicas", "model": "status", "node": "nodes"}[thing]
+        models = ["models"] if thing == "model" else []
+        return paths.seen(self.state, [view, *models, self._name])
 
     def found(self) -> Explanation | None:
         """Return the explanation, or `None` if the log knows nothing of that name.
@@ -195,8 +232,25 @@ class Explanations:
         for thing, steps in self._steps.items():
             if steps:
                 ordered = tuple(steps[sequence] for sequence in sorted(steps))
-                return Explanation(name=self._name, kind=thing, now=now[thing](), steps=ordered)
+                return Explanation(
+                    name=self._name,
+                    kind=thing,
+                    now=now[thing](),
+                    steps=ordered,
+                    outputs=self._outputs(thing),
+                )
         return None
+
+    def _outputs(self, thing: Thing) -> dict[str, str]:
+        """Return the last output of engines of the thing that failed."""
+        return {
+            f"{replica.name}/{number}" if number else replica.name: part.output
+            for replica in self.state.replicas.values()
+            for number, part in enumerate(replica.parts)
+            if part.output
+            and self._name
+            == {"replica": replica.name, "model": replica.model, "node": part.node}[thing]
+        }
 
     def _replica_now(self) -> str:
         replica = self.state.replicas.get(self._name)
@@ -235,6 +289,34 @@ def explain(records: Iterable[Record], name: str) -> Explanation | None:
     return explanations.found()
 
 
+def fold_telling(state: Cluster, record: Record) -> str | None:
+    """Fold a record, and return why it was void if it was."""
+    voided = state.void
+    apply(state, record)
+    return state.incidents[-1].detail if state.void > voided else None
+
+
+def _told(before: dict[str, Any], after: dict[str, Any], within: str = "") -> Iterator[str]:
+    """Yield what differs between two views of one thing, in words."""
+    if not before or not after:
+        yield from [f"{within}{'new' if after else 'gone'}"] if before or after else []
+        return
+    for name in {**before, **after}:
+        was, now = before.get(name), after.get(name)
+        if isinstance(was, dict) or isinstance(now, dict):
+            one = len(before) <= 1 and len(after) <= 1 and not within
+            inner = within if one else f"{within}{name}."
+            yield from _told(was or {}, now or {}, inner)
+        elif was != now and name not in _MOMENTS and not (was in _NOTHING and now in _NOTHING):
+            yield f"{within}{name}: {_shown(was)} → {_shown(now)}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list | tuple):
+        value = "+".join(map(str, value))
+    return "-" if value in _NOTHING else str(value)
+
+
 def _because(record: Record) -> tuple[int, ...]:
     """Return the sequences that a decision or command names as its ground, the oldest first."""
     body = record.body
@@ -243,7 +325,8 @@ def _because(record: Record) -> tuple[int, ...]:
     return tuple(sorted({n for n in named if n})) if is_decided else ()
 
 
-def _step(record: Record, void: str | None) -> Step:
+def step_of(record: Record, void: str | None, changed: tuple[str, ...] = ()) -> Step:
+    """Return a record as a step of a chain."""
     body: Any = record.body
     decided = isinstance(body, e.Decision)
     return Step(
@@ -257,6 +340,7 @@ def _step(record: Record, void: str | None) -> Step:
         reasons=_reasons(body) if decided else (),
         refusals=getattr(body, "refusals", {}) if decided else {},
         void=void,
+        changed=changed,
         data=body,
     )
 
@@ -273,4 +357,4 @@ def _kind(record: Record) -> Kind:
         return "decision"
     if isinstance(body, SetAssignments):
         return "command"
-    return "outcome" if isinstance(body, _ENDS | e.PartEvent) else "event"
+    return "outcome" if isinstance(body, ENDS | e.PartEvent) else "event"

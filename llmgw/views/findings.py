@@ -13,6 +13,9 @@ from typing import Literal
 
 import msgspec
 
+from llmgw.core.conditions import at_a_glance
+from llmgw.core.limits import Limits
+from llmgw.core.meanings import what_to_do
 from llmgw.hardware.types import Card, Device, Excluded, Inventory, device_label
 
 State = Literal["ok", "warning", "fault", "unknown"]
@@ -20,6 +23,7 @@ State = Literal["ok", "warning", "fault", "unknown"]
 GIB = 2**30
 FIRST_DRIVER = 100
 """Every driver's major version is above this, and every CUDA's below."""
+MOST_DIGITS = 10
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -36,7 +40,8 @@ class HardwareFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     The versions are of the driver in the kernel, of NVML and of nvidia-smi, each as it says
     itself, absent where it could not be asked. `bare_gpu_instances` are, by card, the GPU
-    instances without a compute instance; a card is missing where the driver does not tell.
+    instances without a compute instance; a card is missing where the driver does not tell. `limits`
+    say when a card is hot or worn.
     """
 
     kernel_version: str | None = None
@@ -44,6 +49,7 @@ class HardwareFacts(msgspec.Struct, frozen=True, kw_only=True):
     tool_version: str | None = None
     bare_gpu_instances: Mapping[int, tuple[int, ...]] = {}
     captured: bool = False
+    limits: Limits = Limits()
 
 
 def hardware_findings(inventory: Inventory, facts: HardwareFacts) -> list[Finding]:
@@ -55,7 +61,8 @@ def hardware_findings(inventory: Inventory, facts: HardwareFacts) -> list[Findin
         *_bare_findings(inventory, facts),
         *_warning_findings(inventory, facts),
         *_link_findings(inventory),
-        *_wear_findings(inventory),
+        *_moment_findings(inventory, facts),
+        *_wear_findings(inventory, facts),
         *_memory_findings(inventory),
     ]
 
@@ -140,7 +147,8 @@ def versions_finding(inventory: Inventory, facts: HardwareFacts) -> Finding:
 
 def release(version: str) -> tuple[int, ...]:
     """Return a driver's version as numbers: of `535.54.03`, and of NVML's `12.535.54.03`."""
-    numbers = tuple(int(part) for part in version.split(".") if part.isdecimal())
+    parts = (part for part in version.split(".") if part.isdecimal() and len(part) < MOST_DIGITS)
+    numbers = tuple(map(int, parts))
     cuda_first = len(numbers) > 2 and numbers[0] < FIRST_DRIVER <= numbers[1]
     return numbers[1:] if cuda_first else numbers
 
@@ -204,24 +212,11 @@ _HALVES = {
 
 def advice(out: Excluded, card: Card | None) -> str:
     """Return what brings an excluded card or device back, as commands."""
-    number = "N" if out.card is None else str(out.card)
-    reset = f"nvidia-smi --gpu-reset -i {number}"
     if out.reason == "needs-reset" and "reboot" in out.detail:
         return "reboot the machine"
     if out.reason == "mig-empty":
-        return _carve(number, out, card)
-    return {
-        "lost": f"dmesg | grep -i xid (79 is a card off the bus), then {reset}, or reboot",
-        "needs-reset": f"stop what runs on it, then {reset}",
-        "worn": f"nvidia-smi -q -d ROW_REMAPPER -i {number} shows it; have the card replaced",
-        "mig-pending": f"stop everything that uses the card, llmgw's agent too, then {reset}, or"
-        " reboot",
-        "mig-mismatch": "llmgw doctor again, when nobody changes instances (nvidia-smi -L)",
-        "compute-mode": f"nvidia-smi -i {number} -c DEFAULT",
-        "fabric": "systemctl restart nvidia-fabricmanager, then nvidia-smi -q | grep -A 3 Fabric",
-        "no-permission": "ls -l /dev/nvidia*: let this user read them; a container needs them given"
-        " (--gpus all, or --device /dev/nvidia0 --device /dev/nvidiactl)",
-    }.get(out.reason, f"nvidia-smi -q -i {number} shows what it answers; see dmesg for Xid lines")
+        return _carve("N" if out.card is None else str(out.card), out, card)
+    return what_to_do(out.reason, out.card) or what_to_do("unreadable", out.card) or ""
 
 
 def _carve(number: str, out: Excluded, card: Card | None) -> str:
@@ -291,14 +286,44 @@ def _link_findings(inventory: Inventory) -> Iterator[Finding]:
         yield Finding("NVLink", "warning", detail, do)
     else:
         yield Finding("NVLink", "ok", "; ".join(joined))
+    yield from map(_link_finding, (card for card in cards if _has_lost_links(card)))
 
 
-def _wear_findings(inventory: Inventory) -> Iterator[Finding]:
+def _has_lost_links(card: Card) -> bool:
+    """Whether some links are down and others are not: without a bridge all of them are."""
+    return bool(card.nvlink_links_down) and (
+        bool(card.nvlink_peers) or card.nvlink_domain is not None
+    )
+
+
+def _link_finding(card: Card) -> Finding:
+    down = ", ".join(map(str, card.nvlink_links_down or ()))
+    do = f"nvidia-smi nvlink -s -i {card.index} shows them, and -e their errors"
+    return Finding(f"NVLink of card {card.index}", "warning", f"links are down: {down}", do)
+
+
+def _moment_findings(inventory: Inventory, facts: HardwareFacts) -> Iterator[Finding]:
+    """What the cards suffer from right now; whether for long, only an agent can tell."""
+    for index, name, detail in _held(inventory, facts):
+        if name in ("hot", "throttled"):
+            check, said = f"card {index}, {name}", f"{detail}, at this moment"
+            yield Finding(check, "warning", said, what_to_do(name, index))
+
+
+def _held(inventory: Inventory, facts: HardwareFacts) -> list[tuple[int, str, str]]:
+    """The conditions of cards that offer a device: index, name and detail, each once."""
+    card_of: dict[int | None, int | None] = {d.id: d.card for d in inventory.devices}
+    found = ((card_of.get(c.device), c) for c in at_a_glance(inventory, facts.limits))
+    return sorted({(card, c.name, c.detail) for card, c in found if card is not None})
+
+
+def _wear_findings(inventory: Inventory, facts: HardwareFacts) -> Iterator[Finding]:
     cards = inventory.cards
+    beyond = {index for index, name, _ in _held(inventory, facts) if name == "worn"}
     worn = [(card, said) for card in cards if (said := _worn(card))]
     for card, said in worn:
-        do = f"nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER -i {card.index}"
-        yield Finding(f"wear of card {card.index}", "warning", said, do)
+        state: State = "fault" if card.index in beyond else "warning"
+        yield Finding(f"wear of card {card.index}", state, said, what_to_do("worn", card.index))
     silent = [card for card in cards if all(v is None for v in msgspec.structs.astuple(card.wear))]
     if cards and len(silent) == len(cards):
         yield Finding("wear", "unknown", "the cards tell nothing of their memory's errors")
@@ -319,11 +344,15 @@ def _numbers(cards: list[Card]) -> str:
 
 def _worn(card: Card) -> str:
     wear = card.wear
+    fresh, errors = wear.ecc_volatile_uncorrected, "uncorrected errors"
     said = [
-        (wear.ecc_uncorrected, f"{wear.ecc_uncorrected} uncorrected errors"),
+        (fresh, f"{fresh} {errors} since its last reset"),
+        (wear.ecc_uncorrected, f"{wear.ecc_uncorrected} {'over its life' if fresh else errors}"),
         (wear.retired_pages, f"{wear.retired_pages} retired pages"),
         (wear.retired_pending, "a page waits for a reboot to be retired"),
         (wear.remapped_rows, f"{wear.remapped_rows} remapped rows"),
+        (wear.remap_pending, "a row waits for a reset to be remapped"),
+        (wear.remap_failed, "a row could not be remapped"),
     ]
     return ", ".join(text for value, text in said if value)
 

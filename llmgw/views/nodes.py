@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Literal
 
 from llmgw.core.cluster import Cluster, Node
-from llmgw.hardware.types import device_label
+from llmgw.views.conditions import ConditionRow, conditions
 from llmgw.views.shared import NodeState, Row, as_time, node_state
 
 CommandState = Literal["due", "waiting", "refused", "done"]
@@ -16,6 +16,8 @@ CommandState = Literal["due", "waiting", "refused", "done"]
 class NodeRow(Row, frozen=True, kw_only=True):
     """One node. `cards` and `devices` count by class; `excluded` is what cannot be placed on.
 
+    `cordoned`: the operator wants nothing more placed there; `draining`: nor anything left.
+    `conditions` says in short what `conditions_explained` says with meaning and advice.
     `revision` counts the changes of what should run there; `command` says how far the newest
     one came, `refused` why the agent would not act on it. `heard` is its last event in the log.
     """
@@ -28,10 +30,14 @@ class NodeRow(Row, frozen=True, kw_only=True):
     driver_version: str | None = None
     agent_version: str | None = None
     simulated: bool = False
+    cordoned: bool = False
+    draining: bool = False
+    labels: dict[str, str] = {}
     cards: dict[str, int]
     devices: dict[str, int]
     excluded: int
     conditions: tuple[str, ...] = ()
+    conditions_explained: tuple[ConditionRow, ...] = ()
     warnings: tuple[str, ...] = ()
     replicas: tuple[str, ...] = ()
     strays: tuple[str, ...] = ()
@@ -51,7 +57,7 @@ def nodes(state: Cluster) -> list[NodeRow]:
 
 
 def _row(node: Node, replicas: tuple[str, ...]) -> NodeRow:
-    inventory = node.inventory
+    inventory, explained = node.inventory, conditions(node)
     return NodeRow(
         name=node.name,
         state=node_state(node),
@@ -61,10 +67,14 @@ def _row(node: Node, replicas: tuple[str, ...]) -> NodeRow:
         driver_version=inventory.driver_version if inventory else None,
         agent_version=node.agent_version or None,
         simulated=node.simulated,
+        cordoned=node.cordoned,
+        draining=node.draining,
+        labels=dict(sorted(node.labels.items())),
         cards=dict(Counter(card.card_class for card in inventory.cards)) if inventory else {},
         devices=dict(Counter(device.device_class for device in node.devices.values())),
         excluded=len(inventory.excluded) if inventory else 0,
-        conditions=tuple(f"{device_label(c.device)} {c.name}: {c.detail}" for c in node.conditions),
+        conditions=tuple(map(str, explained)),
+        conditions_explained=explained,
         warnings=_warnings(node),
         replicas=replicas,
         strays=tuple(node.strays),

@@ -8,6 +8,7 @@ import msgspec
 
 from llmgw.core.cluster import Cluster, Replica
 from llmgw.core.values import Phase
+from llmgw.views.conditions import conditions
 from llmgw.views.devices import devices
 from llmgw.views.shared import Row, as_time, node_state, part_phase
 
@@ -52,11 +53,16 @@ class ClassRow(Row, frozen=True, kw_only=True):
 
 
 class NodeCounts(Row, frozen=True, kw_only=True):
-    """How many nodes are in which state."""
+    """How many nodes are in which state, and how many the operator keeps new replicas from.
+
+    Those that are to be emptied (`draining`) are not counted among the `cordoned`.
+    """
 
     up: int
     lost: int
     stopped: int
+    cordoned: int = 0
+    draining: int = 0
 
 
 class Oddities(Row, frozen=True, kw_only=True):
@@ -74,7 +80,8 @@ class Status(Row, frozen=True, kw_only=True):
 
     `leader` is who was elected last; whether it still lives is not in the log. `needs_upgrade`
     names a type that this version is too old for. `pending_catalog` is the sequence of a catalog
-    that no controller has answered yet.
+    that no controller has answered yet. `conditions` counts, by name, the devices and nodes for
+    which each holds.
     """
 
     cluster: str | None = None
@@ -85,6 +92,7 @@ class Status(Row, frozen=True, kw_only=True):
     models: tuple[ModelRow, ...]
     devices: tuple[ClassRow, ...]
     nodes: NodeCounts
+    conditions: dict[str, int] = {}
     records: Oddities
     needs_upgrade: str | None = None
     catalog: int | None = None
@@ -94,7 +102,7 @@ class Status(Row, frozen=True, kw_only=True):
 
 def status(state: Cluster, cluster: str | None = None) -> Status:
     """Return the cluster at a glance. `cluster` is its name, which the state does not hold."""
-    nodes = Counter(node_state(node) for node in state.nodes.values())
+    found = [row.name for node in state.nodes.values() for row in conditions(node)]
     return Status(
         cluster=cluster,
         sequence=state.sequence,
@@ -103,7 +111,8 @@ def status(state: Cluster, cluster: str | None = None) -> Status:
         leader=state.leader or None,
         models=tuple(_models(state)),
         devices=tuple(_classes(state)),
-        nodes=NodeCounts(up=nodes["up"], lost=nodes["lost"], stopped=nodes["stopped"]),
+        nodes=_nodes(state),
+        conditions=dict(sorted(Counter(found).items())),
         records=Oddities(
             unreadable=state.unreadable,
             unknown=state.unknown,
@@ -115,6 +124,18 @@ def status(state: Cluster, cluster: str | None = None) -> Status:
         catalog=state.catalog_sequence or None,
         pending_catalog=state.pending_sequence if state.pending is not None else None,
         rejected_catalog=state.rejected_catalog,
+    )
+
+
+def _nodes(state: Cluster) -> NodeCounts:
+    nodes = state.nodes.values()
+    states = Counter(node_state(node) for node in nodes)
+    return NodeCounts(
+        up=states["up"],
+        lost=states["lost"],
+        stopped=states["stopped"],
+        cordoned=sum(node.cordoned and not node.draining for node in nodes),
+        draining=sum(node.draining for node in nodes),
     )
 
 

@@ -41,7 +41,9 @@ def _devices(numbers: tuple[int, ...]) -> str:
 
 def _node_started(body: e.NodeStarted) -> str:
     kind = "simulated agent" if body.simulated else "agent"
-    return f"{kind} {body.agent_version} came up at {body.address}"
+    marks = ", ".join(f"{name}={value}" for name, value in sorted(body.labels.items()))
+    labelled = f", labelled {marks}" if marks else ""
+    return f"{kind} {body.agent_version} came up at {body.address}{labelled}"
 
 
 def _inventory(body: e.NodeInventoryTaken) -> str:
@@ -53,8 +55,13 @@ def _inventory(body: e.NodeInventoryTaken) -> str:
 
 
 def _conditions(body: e.NodeConditionsChanged) -> str:
-    held = [f"{device_label(c.device)} {c.name} ({c.detail})" for c in body.conditions]
+    held = [f"{_whose(c)}{c.name} ({c.detail})" for c in body.conditions]
     return ", ".join(held) or "no condition holds"
+
+
+def _whose(condition: e.Condition) -> str:
+    """Return what comes before a condition's name: nothing for those of the whole node."""
+    return "" if condition.device is None else f"{device_label(condition.device)} "
 
 
 def _part(body: e.PartEvent) -> str:
@@ -122,6 +129,12 @@ _WORDS: Mapping[type[Any], Callable[[Any], str]] = {
     e.CommandRefused: lambda body: f"revision {body.revision} refused: {body.reason}",
     e.CommandSuperseded: lambda body: f"revision {body.revision} gave way to {body.by}",
     e.CatalogApplied: _applied,
+    e.ModelScaled: lambda body: f"{body.model} shall have {_plural(body.replicas, 'replica')}",
+    e.ModelDeleted: lambda body: f"{body.model} shall be served no more",
+    e.NodeCordoned: lambda body: f"nothing more shall be placed on {body.node}",
+    e.NodeUncordoned: lambda body: f"{body.node} may be placed on again",
+    e.NodeDrained: lambda body: f"{body.node} shall be emptied",
+    e.ReplicaRestartAsked: lambda body: f"{body.replica} shall be started afresh",
     e.ControllerElected: lambda body: f"{body.holder} leads (term {body.term})",
     e.NodeLost: lambda body: f"{body.node} is lost: silent for {body.silent_seconds:.0f} s",
     e.NodeReturned: lambda body: f"{body.node} is back",

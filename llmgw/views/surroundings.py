@@ -6,10 +6,12 @@ running, and a warning what will hurt one day.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
 
+from llmgw.engines.registry import ENGINES
 from llmgw.hardware.types import Inventory
 from llmgw.views.findings import GIB, Finding
 
@@ -18,13 +20,17 @@ LEAST_FREE_BYTES = 256 * MIB
 LITTLE_FREE_BYTES = 2 * GIB
 FEW_FILES = 4096
 LARGEST_OFFSET_SECONDS = 1.0
+LITTLE_SHARED_BYTES = 512 * MIB
+MOST_NAMED = 20
+SHARED = "/dev/shm"  # noqa: S108 - looked at, not written to
 
 
 class EngineFact(msgspec.Struct, frozen=True, kw_only=True):
     """One engine: how it is run here, or why it is not.
 
     `named` says that a setting names the program. `lists` are the devices that the program itself
-    says it sees, absent where it was not asked.
+    says it sees, absent where it was not asked. `sees` is how many devices its PyTorch sees, and
+    `cuda` what CUDA that was built for; `blind` is why it could not even be asked.
     """
 
     name: str
@@ -33,6 +39,9 @@ class EngineFact(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     named: bool = False
     lists: tuple[str, ...] | None = None
+    sees: int | None = None
+    cuda: str | None = None
+    blind: str | None = None
 
 
 def engine_findings(engines: Sequence[EngineFact], inventory: Inventory | None) -> list[Finding]:
@@ -52,16 +61,57 @@ def _engine_finding(engine: EngineFact, inventory: Inventory | None, some: bool)
         return Finding(check, "ok" if some else "warning", engine.problem, installs)
     detail = f"{engine.program}, version {engine.version or 'not told'}"
     gpus = [device for device in inventory.devices if device.card is not None] if inventory else []
-    if engine.name == "vllm" and any(device.profile for device in gpus):
-        detail += "; vLLM that reads CUDA_VISIBLE_DEVICES as numbers cannot open a MIG instance"
+    blindness = _blindness(engine, inventory) if gpus else None
+    if blindness is not None:
+        return Finding(check, "warning", f"{detail}; {blindness[0]}", blindness[1])
+    if any(device.profile for device in gpus) and (doubt := _instance_doubt(engine)):
         do = "give MIG classes to another engine, or try one replica first"
-        return Finding(check, "warning", detail, do)
-    if gpus and engine.lists == ():
-        detail += "; it sees no GPU and would serve from the processor"
-        return Finding(check, "warning", detail, "set LLMGW_LLAMA_SERVER to a build with CUDA")
+        return Finding(check, "warning", f"{detail}; {doubt}", do)
     if engine.lists:
         detail += f"; it sees {', '.join(engine.lists)}"
+    elif engine.sees is not None:
+        detail += f"; it sees {engine.sees} GPU{'s' if engine.sees != 1 else ''}"
     return Finding(check, "ok", detail)
+
+
+def _blindness(engine: EngineFact, inventory: Inventory | None) -> tuple[str, str] | None:
+    """Why an engine would not use the cards of this machine, and what to do about it."""
+    if engine.lists == ():
+        where = "it sees no GPU and would serve from the processor"
+        return where, "set LLMGW_LLAMA_SERVER to a build with CUDA"
+    if engine.blind is not None:
+        return f"whether it sees the cards cannot be told: {engine.blind}", "install it afresh"
+    if engine.sees != 0:
+        return None
+    offered = inventory.cuda_version if inventory is not None else None
+    if engine.cuda is None:
+        return "its PyTorch is built without CUDA", "install a build of it with CUDA"
+    if offered is not None and _numbers(engine.cuda) > _numbers(offered):
+        newer = f"its PyTorch is built for CUDA {engine.cuda}, and the driver offers {offered}"
+        return f"it sees no GPU: {newer}", "update the driver, or install an older build"
+    do = "its python -c 'import torch; torch.zeros(1, device=\"cuda\")' says why"
+    return f"it sees no GPU, though its PyTorch is built for CUDA {engine.cuda}", do
+
+
+def _instance_doubt(engine: EngineFact) -> str | None:
+    """Why an engine may not be able to open a MIG instance, or `None` if it can."""
+    known = ENGINES.get(engine.name)
+    if known is None:
+        return None
+    version = _numbers(engine.version or "") or None
+    opens = known.instances.opens(version)
+    if opens:
+        return None
+    why = f" ({known.instances.why})" if known.instances.why else ""
+    if opens is False:
+        return f"this version cannot open a MIG instance{why}"
+    return f"it is not known whether this version opens a MIG instance{why}"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The numbers that a version begins with: 0.20.1rc2 is 0, 20, 1."""
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def clock_finding(offset_seconds: float | None, doubt_seconds: float) -> Finding:
@@ -99,6 +149,44 @@ def files_finding(soft: int | None, hard: int | None) -> Finding:
     )
     do = "ulimit -n 65536, or LimitNOFILE=65536 in the unit of systemd"
     return Finding("open files", "warning", detail, do)
+
+
+def locked_memory_finding(soft_bytes: int | None, infiniband: bool) -> Finding:
+    """Return whether enough memory may be locked; `None` is no limit.
+
+    What speaks InfiniBand registers its buffers, which counts as locking them; nothing else does.
+    """
+    if soft_bytes is None:
+        return Finding("locked memory", "ok", "no limit")
+    detail = f"{soft_bytes // 1024} KiB"
+    if not infiniband:
+        return Finding("locked memory", "ok", f"{detail}, and no InfiniBand that needs more")
+    detail += ": engines on several cards or nodes cannot register buffers with InfiniBand"
+    do = "ulimit -l unlimited, or LimitMEMLOCK=infinity in the unit of systemd"
+    return Finding("locked memory", "warning", detail, do)
+
+
+def shared_memory_finding(
+    free_bytes: int | None, leftovers: Sequence[str], leftover_bytes: int
+) -> Finding:
+    """Return whether engines of several processes find room to talk to each other.
+
+    `leftovers` are files in it that engines left behind when they were killed.
+    """
+    check = "shared memory"
+    if free_bytes is None:
+        return Finding(check, "unknown", f"{SHARED} is not there")
+    detail = f"{free_bytes / MIB:.0f} MiB free in {SHARED}"
+    if leftovers:
+        size = f"{leftover_bytes / MIB:.0f} MiB"
+        detail += f"; {len(leftovers)} files ({size}) of programs that are gone"
+        files = " ".join(f"{SHARED}/{name}" for name in leftovers[:MOST_NAMED])
+        return Finding(check, "warning", detail, f"rm {files}")
+    if free_bytes < LITTLE_SHARED_BYTES:
+        detail += ": too little for engines on several cards (NCCL)"
+        do = f"mount -o remount,size=50% {SHARED}; in a container --ipc=host or --shm-size=16g"
+        return Finding(check, "warning", detail, do)
+    return Finding(check, "ok", detail)
 
 
 def ports_finding(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llmgw.core import events as e
+from llmgw.core.commands import SetAssignments
 from llmgw.testing.builders import (
     From,
     Story,
@@ -14,7 +15,9 @@ from llmgw.testing.builders import (
     processor,
     serving,
 )
-from llmgw.views.explain import Explanation, explain
+from llmgw.testing.simulator import Simulation
+from llmgw.views.chain import Chain
+from llmgw.views.explain import Explanation, Explanations, explain
 
 M = entry("m", "cpu", gib=5)
 READY = e.ReplicaBecameReady(
@@ -58,11 +61,11 @@ def test_a_replica_is_explained_from_the_catalog_to_its_engine() -> None:
 
 
 def test_a_model_without_a_place_is_explained_by_the_refusals_that_were_recorded() -> None:
-    story = serving(entry("big", gib=100), nodes=[joined("n1", card(0), card(1))])
+    story = serving(entry("big", gib=47), nodes=[joined("n1", card(0, gib=40), card(1, gib=40))])
     found = why(story, "big")
     assert chain(found)[-1] == ("decision", "model.unplaced")
-    assert found.steps[-1].refusals == {"too small by 52.0 GiB": 2}
-    assert found.now == "model big: 0 of 1 ready; 1 without a place (2 too small by 52.0 GiB)"
+    assert found.steps[-1].refusals == {"too small by 7.0 GiB": 2}
+    assert found.now == "model big: 0 of 1 ready; 1 without a place (2 too small by 7.0 GiB)"
 
 
 def test_a_model_brings_the_chains_of_its_replicas_and_no_others() -> None:
@@ -120,3 +123,146 @@ def test_a_refused_command_is_its_outcome() -> None:
 def test_what_the_log_does_not_know_has_no_explanation() -> None:
     assert explain(served().records, "nobody") is None
     assert explain([], "r1") is None
+
+
+def story_of(story: Story, sequence: int) -> Explanation:
+    chain = Chain(sequence)
+    for record in story.records:
+        chain.take(record)
+        if chain.complete:
+            break
+    found = chain.found()
+    assert found is not None
+    return found
+
+
+def sequence_of(story: Story, kind: type) -> int:
+    return next(r.sequence for r in story.records if isinstance(r.body, kind))
+
+
+WHOLE = [
+    ("event", "catalog.applied"),
+    ("decision", "catalog.accepted"),
+    ("decision", "replica.assigned"),
+    ("command", "assignments.set"),
+    ("outcome", "replica.starting"),
+    ("outcome", "command.done"),
+    ("outcome", "replica.ready"),
+]
+
+
+class TestARecord:
+    def test_what_was_asked_for_is_followed_to_its_outcome(self) -> None:
+        story = served().given(applied(M, entry("o", gib=10))).decided()
+        found = story_of(story, sequence_of(story, e.CatalogApplied))
+        assert chain(found) == WHOLE
+        assert found.kind == "record"
+        assert "led up to" in found.now
+        assert "r1 answers at 127.0.0.1:18100" in found.now
+
+    def test_a_decision_shows_its_ground_its_command_and_its_outcome(self) -> None:
+        assert chain(story_of(served(), sequence_of(served(), e.ReplicaAssigned))) == WHOLE
+
+    def test_an_outcome_shows_the_way_back(self) -> None:
+        for kind in (e.ReplicaBecameReady, e.CommandCompleted):
+            found = story_of(served(), sequence_of(served(), kind))
+            assert chain(found)[:4] == WHOLE[:4]
+            assert found.now.endswith("is where its chain ends")
+
+    def test_a_command_shows_who_decided_it_and_its_end(self) -> None:
+        found = story_of(served(), sequence_of(served(), SetAssignments))
+        assert chain(found) == [*WHOLE[:4], ("outcome", "command.done")]
+
+    def test_a_retirement_is_followed_until_nothing_runs(self) -> None:
+        story = served().given(applied()).decided()
+        last = len(story.records)
+        story.given(
+            e.ReplicaStopped(replica="r1", generation=1, reason="not wanted", revision=2),
+            e.CommandCompleted(revision=2, term=1),
+        )
+        found = story_of(story, sequence_of(story, e.ReplicaRetired))
+        assert chain(found)[-4:] == [
+            ("decision", "replica.retired"),
+            ("command", "assignments.set"),
+            ("outcome", "replica.stopped"),
+            ("outcome", "command.done"),
+        ]
+        assert last < found.steps[-1].sequence
+
+    def test_a_lost_node_leads_to_where_its_replicas_went(self) -> None:
+        nodes = [joined("n1", processor()), joined("n2", processor())]
+        story = serving(M, nodes=nodes)
+        story.given(e.NodeLost(term=1, node="n1", silent_seconds=20)).decided()
+        found = story_of(story, sequence_of(story, e.NodeLost))
+        assert chain(found) == [
+            ("event", "catalog.applied"),
+            ("event", "node.lost"),
+            ("decision", "replica.assigned"),
+            ("command", "assignments.set"),
+        ]
+        assert "r2 of m goes to n2" in found.steps[2].summary
+
+    def test_a_fact_that_nothing_followed_says_so(self) -> None:
+        story = served().given(From("n1", e.NodeStopped(engines="stopped")))
+        found = story_of(story, len(story.records))
+        assert (len(found.steps), found.now) == (1, "Record 13 has led to nothing yet")
+
+    def test_a_void_decision_says_why(self) -> None:
+        story = Story().given(*joined("n1", processor()), elected(), applied(M))
+        story.given(*story.decisions())
+        (assigned,) = story.decisions()
+        story.given(elected(2, "b"), assigned)
+        found = story_of(story, len(story.records))
+        assert found.steps[-1].void == "term 1 does not lead; 2 does"
+
+    def test_every_record_of_a_long_story_has_a_chain_that_holds_it(self) -> None:
+        simulation = Simulation(7)
+        simulation.run()
+        records = [simulation.log.record(n) for n in range(len(simulation.log.messages))]
+        for sequence in range(1, len(records) + 1, 17):
+            chain = Chain(sequence)
+            for record in records:
+                chain.take(record)
+            found = chain.found()
+            assert found is not None
+            assert sequence in [step.sequence for step in found.steps]
+
+
+class TestClosely:
+    def test_each_record_says_what_it_changed(self) -> None:
+        touching = Explanations("r1", closely=True)
+        for record in failed().records:
+            touching.take(record)
+        found = touching.found()
+        assert found is not None
+        changes = {step.type: step.changed for step in found.steps}
+        assert changes["replica.assigned"] == ("new",)
+        assert "phase: assigned → starting" in changes["replica.starting"]
+        assert "phase: ready → failed" in changes["replica.failed"]
+        assert changes["assignments.set"] == ()
+
+    def test_a_model_and_a_node_are_followed_too(self) -> None:
+        for name, kind, change in (
+            ("m", "replica.ready", "ready: 0 → 1"),
+            ("n1", "command.done", "command: waiting → done"),
+        ):
+            touching = Explanations(name, closely=True)
+            for record in failed().records:
+                touching.take(record)
+            found = touching.found()
+            assert found is not None
+            assert change in next(step.changed for step in found.steps if step.type == kind)
+
+
+def failed() -> Story:
+    return served().given(
+        e.ReplicaFailed(
+            replica="r1", generation=1, reason="exit code 1", output="boom\nbang", retry_seconds=1
+        )
+    )
+
+
+def test_the_last_output_of_what_failed_is_part_of_the_story() -> None:
+    for name in ("r1", "m", "n1"):
+        assert why(failed(), name).outputs == {"r1": "boom\nbang"}
+    assert why(served(), "r1").outputs == {}

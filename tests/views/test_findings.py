@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from llmgw.core.limits import Limits
 from llmgw.hardware.types import Card, Device, Excluded, Inventory, Wear
 from llmgw.views.findings import (
     Finding,
@@ -69,7 +70,7 @@ def test_a_machine_in_good_order_has_nothing_to_do() -> None:
         ("lost", "", "dmesg | grep -i xid (79 "),
         ("needs-reset", "a row waits for a reset", "nvidia-smi --gpu-reset -i 0"),
         ("needs-reset", "the driver asks for a system-reboot", "reboot the machine"),
-        ("worn", "", "nvidia-smi -q -d ROW_REMAPPER -i 0"),
+        ("worn", "", "nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER -i 0"),
         ("mig-empty", "", "nvidia-smi mig -i 0 -cgi 3g.40gb,3g.40gb -C"),
         ("mig-pending", "", "nvidia-smi --gpu-reset -i 0, or reboot"),
         ("compute-mode", "", "nvidia-smi -i 0 -c DEFAULT"),
@@ -170,6 +171,37 @@ def test_wear_is_shown_by_card_and_what_is_not_counted_is_not_zero() -> None:
     carved = replace(CARVED, wear=Wear(ecc_uncorrected=0))
     found = findings(replace(ONE, cards=(carved,), devices=(PART,)))["wear"]
     assert "remapped rows are not told of cards 0" in found.detail
+
+
+def test_a_card_that_is_worn_beyond_the_limits_is_a_fault_and_the_limits_can_be_others() -> None:
+    worn = replace(ONE, cards=(replace(A100, wear=Wear(ecc_volatile_uncorrected=11)),))
+    found = findings(worn)["wear of card 0"]
+    assert (found.state, found.detail) == ("fault", "11 uncorrected errors since its last reset")
+    patient = replace(FACTS, limits=Limits(worn_errors=11))
+    assert findings(worn, patient)["wear of card 0"].state == "warning"
+
+
+def test_a_card_that_is_hot_or_slowed_right_now_is_warned_of_with_its_numbers() -> None:
+    warm = replace(A100, temperature_celsius=91.0, throttled_by=("hw_thermal_slowdown",))
+    found = findings(replace(ONE, cards=(warm,)))
+    hot, slow = found["card 0, hot"], found["card 0, throttled"]
+    assert (hot.state, hot.detail) == ("warning", "91 °C, limit 88 °C, at this moment")
+    assert slow.detail == "hw_thermal_slowdown, at this moment"
+    assert "nvidia-smi -q -d TEMPERATURE -i 0" in (hot.do or "")
+    carved = findings(replace(ONE, cards=(replace(warm, mig_mode="enabled"),), devices=(PART,)))
+    assert "card 0, hot" in carved
+
+
+def test_links_that_are_down_are_named_where_others_of_the_card_are_up() -> None:
+    pair = [
+        replace(A100, index=n, uuid=f"GPU-{n}", nvlink_domain="d", nvlink_peers=(1 - n,))
+        for n in (0, 1)
+    ]
+    bare = replace(A100, index=2, uuid="GPU-2", nvlink_peers=(), nvlink_links_down=(0, 1, 2, 3))
+    broken = replace(pair[1], nvlink_links_down=(4, 5))
+    found = findings(replace(ONE, cards=(pair[0], broken, bare)))
+    assert found["NVLink of card 1"].detail == "links are down: 4, 5"
+    assert {"NVLink of card 0", "NVLink of card 2"}.isdisjoint(found)
 
 
 def test_unified_memory_is_said_to_be_shared() -> None:

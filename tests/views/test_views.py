@@ -72,7 +72,8 @@ class TestNodes:
         hot = e.Condition(device=1, name="hot", detail="91 °C")
         history.write(e.NodeConditionsChanged(conditions=(hot,)), "n1")
         (row,) = views.nodes(history.state)
-        assert (row.excluded, row.conditions) == (1, ("1 hot: 91 °C",))
+        carved = "0 mig-empty: MIG is on and no instance is carved"
+        assert (row.excluded, row.conditions) == (1, (carved, "1 hot: 91 °C"))
 
 
 class TestDevices:
@@ -142,9 +143,9 @@ class TestDevices:
         (row,) = views.devices(started(History(), cards=0, devices=(instance,)).state)
         assert (row.label, row.profile) == ("2/mig3", "1g.10gb")
 
-    @pytest.mark.parametrize("name", ["hot", "occupied"])
+    @pytest.mark.parametrize("name", ["hot", "occupied", "worn", "lost", "xid", "of-tomorrow"])
     def test_a_condition_takes_a_device_out(self, name: str) -> None:
-        condition = e.Condition(device=1, name=name, detail="told")  # type: ignore[arg-type]
+        condition = e.Condition(device=1, name=name, detail="told")
         history = started(History())
         history.write(e.NodeConditionsChanged(conditions=(condition,)), "n1")
         row = views.devices(history.state)[1]
@@ -310,34 +311,6 @@ class TestEvents:
         ]
         assert "truncated" in rows[1].detail
         assert rows[3].detail == "term 0 does not lead; 1 does"
-
-
-class TestForecast:
-    def test_it_says_where_replicas_would_go_and_changes_nothing(self) -> None:
-        state = led(started(History())).state
-        before = msgspec.json.encode(state)
-        found = views.consequences(state, Catalog(models=(entry(replicas=3),)))
-        assert [(one.type, one.good) for one in found] == [
-            ("replica.assigned", True),
-            ("replica.assigned", True),
-            ("model.unplaced", False),
-        ]
-        assert found[0].summary == "r1 of tiny goes to n1, device 0"
-        assert msgspec.json.encode(state) == before
-
-    def test_without_any_controller_it_says_the_same(self) -> None:
-        found = views.consequences(started(History()).state, Catalog(models=(entry(),)))
-        assert [one.type for one in found] == ["replica.assigned"]
-
-    def test_a_catalog_that_would_be_rejected_says_why(self) -> None:
-        twice = Catalog(models=(entry(), entry()))
-        (one,) = views.consequences(started(History()).state, twice)
-        assert not one.good
-        assert one.summary.startswith("the catalog of 4 is not valid: tiny: ")
-
-    def test_the_same_catalog_again_changes_nothing(self) -> None:
-        state = serving().state
-        assert views.consequences(state, state.catalog) == []
 
 
 def test_views_only_read() -> None:

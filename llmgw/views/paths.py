@@ -1,0 +1,215 @@
+"""Names for everything that a view shows: `status.models.llama.ready`, `replicas.r1.phase`.
+
+Pure. A list of rows is a collection of names (a node's, a device's `n1/0`, a replica's `r1`, a
+later part of one `r2/1`), a row a collection of its fields, `*` every name. Used by predicates and
+by the difference of two states. What a path names is computed from no more of the state than
+it needs, so that it can be asked after every event of a long log.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from llmgw.core.cluster import Cluster, Replica
+from llmgw.views import VIEWS
+from llmgw.views.devices import DeviceRow
+from llmgw.views.replicas import ReplicaRow
+from llmgw.views.shared import Row
+
+EVERY = "*"
+_OF_THE_LOG = {"sequence", "time", "term", "leader", "records", "needs_upgrade", "catalog"}
+_PLAIN = re.compile(r"[A-Za-z0-9_/:+-]+")
+
+
+class NoSuchField(ValueError):
+    """A path names what no row has. `place` is the number of the segment."""
+
+    def __init__(self, message: str, place: int) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+def key_of(row: Row) -> str:
+    """Return the name of a row among its like."""
+    if isinstance(row, DeviceRow):
+        return f"{row.node}/{row.label}"
+    if isinstance(row, ReplicaRow):
+        return f"{row.replica}/{row.part}" if row.part else row.replica
+    return str(getattr(row, row.__struct_fields__[0]) or "unknown")
+
+
+def joined(segments: Sequence[str]) -> str:
+    """Return segments as one path, each quoted that could not be read otherwise."""
+    return ".".join(s if s == EVERY or _PLAIN.fullmatch(s) else f'"{s}"' for s in segments)
+
+
+def plain(value: object) -> Any:  # noqa: ANN401 -- JSON of any shape
+    """Return a view as dicts of names and fields; what is not known is `None`."""
+    if isinstance(value, msgspec.Struct):
+        return {name: plain(getattr(value, attribute)) for name, attribute in _fields(type(value))}
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        if value and isinstance(value[0], Row):
+            return {key_of(row): plain(row) for row in value}
+        return [plain(inner) for inner in value]
+    return value
+
+
+def values(state: Cluster, segments: Sequence[str]) -> Iterator[Any]:
+    """Yield what a path names in a state: nothing, one value, or with `*` several."""
+    view = VIEWS[segments[0]](_needed(state, segments))
+    yield from _walk(view, segments[1:])
+
+
+def seen(state: Cluster, segments: Sequence[str]) -> dict[str, Any]:
+    """Return what the view of a path shows of that path's thing, by name and field."""
+    view = plain(VIEWS[segments[0]](_needed(state, segments)))
+    for name in segments[1:-1]:
+        view = view.get(name, {}) if isinstance(view, dict) else {}
+    return view if isinstance(view, dict) else {}
+
+
+def _walk(value: object, segments: Sequence[str]) -> Iterator[Any]:
+    if not segments:
+        if value is not None:
+            yield value
+        return
+    first, rest = segments[0], segments[1:]
+    for inner in _named(value, first):
+        yield from _walk(inner, rest)
+
+
+def _named(value: object, name: str) -> Iterator[object]:
+    """Yield what a value holds under a name."""
+    if isinstance(value, msgspec.Struct):
+        known = dict(_fields(type(value)))
+        chosen = known.values() if name == EVERY else [known[name]] if name in known else ()
+        yield from (getattr(value, attribute) for attribute in chosen)
+    elif isinstance(value, Mapping):
+        yield from (inner for key, inner in value.items() if name in (EVERY, str(key)))
+    elif isinstance(value, list | tuple):
+        if value and isinstance(value[0], Row):
+            yield from (row for row in value if name == EVERY or key_of(row) == name)
+        elif name == EVERY:
+            yield from value
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+    """Return what programs call the fields of a row, and what Python does."""
+    return tuple((field.encode_name, field.name) for field in msgspec.structs.fields(kind))
+
+
+# --- no more of the state than needed ------------------------------------------------------------
+
+
+def _needed(state: Cluster, segments: Sequence[str]) -> Cluster:
+    """Return a state that shows the same under this path, with less in it."""
+    view = segments[0]
+    name = segments[1] if len(segments) > 1 else EVERY
+    if name == EVERY:
+        return state
+    if view == "status":
+        return _status_only(state, name, segments[2] if len(segments) > 2 else EVERY)
+    if view == "replicas":
+        replica = state.replicas.get(name.partition("/")[0])
+        return _with(state, [replica] if replica is not None else [])
+    if view in ("nodes", "devices"):
+        return _node_only(state, name.partition("/")[0])
+    return state
+
+
+def _status_only(state: Cluster, field: str, model: str) -> Cluster:
+    if field == "models" and model != EVERY:
+        return _model_only(state, model)
+    if field in _OF_THE_LOG:
+        return replace(state, nodes={}, replicas={}, models={})
+    if field not in ("models", "nodes"):
+        return state
+    bare = {
+        name: replace(node, inventory=None, devices={}, excluded={}, held={})
+        for name, node in state.nodes.items()
+    }
+    if field == "nodes":
+        return replace(state, nodes=bare, replicas={}, models={})
+    return replace(state, nodes=bare)
+
+
+def _model_only(state: Cluster, name: str) -> Cluster:
+    model = state.models.get(name)
+    found = _with(state, [r for r in state.replicas.values() if r.model == name])
+    return replace(found, models={name: model} if model is not None else {})
+
+
+def _node_only(state: Cluster, name: str) -> Cluster:
+    node = state.nodes.get(name)
+    if node is None:
+        return replace(state, nodes={}, replicas={}, models={})
+    held = {holder for holders in node.held.values() for holder in holders}
+    there = {replica: state.replicas[replica] for replica in held if replica in state.replicas}
+    ordered = dict(sorted(there.items(), key=lambda item: (len(item[0]), item[0])))
+    return replace(state, nodes={name: node}, replicas=ordered, models={})
+
+
+def _with(state: Cluster, replicas: Sequence[Replica]) -> Cluster:
+    nodes = {part.node for replica in replicas for part in replica.parts}
+    return replace(
+        state,
+        replicas={replica.name: replica for replica in replicas},
+        nodes={name: node for name in nodes if (node := state.nodes.get(name)) is not None},
+        models={},
+    )
+
+
+# --- whether there is such a thing ---------------------------------------------------------------
+
+
+def check(segments: Sequence[str]) -> None:
+    """Raise `NoSuchField` unless some state could have something under this path.
+
+    Names of models, nodes and replicas are any; fields are those of the rows.
+    """
+    if segments[0] not in VIEWS:
+        raise NoSuchField(f"there is no view {segments[0]!r}; there are {', '.join(VIEWS)}", 0)
+    kinds: list[object] = [typing.get_type_hints(VIEWS[segments[0]])["return"]]
+    for place, name in enumerate(segments[1:], start=1):
+        within = joined(segments[:place])
+        kinds = [inner for kind in kinds for inner in _kinds(kind, name, within, place)]
+
+
+def _kinds(kind: object, name: str, within: str, place: int) -> list[object]:
+    """Return what a value of some type can hold under a name."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        options = [inner for inner in typing.get_args(kind) if inner is not type(None)]
+        return [found for inner in options for found in _kinds(inner, name, within, place)]
+    arguments = typing.get_args(kind)
+    if typing.get_origin(kind) in (dict, Mapping):
+        return [arguments[1]]
+    if typing.get_origin(kind) in (list, tuple) and (_is_row(arguments[0]) or name == EVERY):
+        return [arguments[0]]
+    if _is_row(kind):
+        return _fields_named(kind, name, within, place)  # type: ignore[arg-type]
+    raise NoSuchField(f"{within} is a value and holds nothing more", place)
+
+
+def _fields_named(kind: type[msgspec.Struct], name: str, within: str, place: int) -> list[object]:
+    hints = typing.get_type_hints(kind)
+    known = {public: hints[attribute] for public, attribute in _fields(kind)}
+    if name == EVERY:
+        return [*known.values()]
+    if name not in known:
+        raise NoSuchField(f"{within} has no {name!r}; it has {', '.join(known)}", place)
+    return [known[name]]
+
+
+def _is_row(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
