@@ -29,12 +29,22 @@ class CatalogError(UsageError):
         self.problems = tuple(problems)
 
 
+class ModelUnreadable(UsageError):
+    """A model's files cannot be read, or are not what they say: which file, and what is wrong."""
+
+
 class BackendUnavailable(LlmgwError):
     """A hardware backend cannot answer: the tool is missing, hangs, fails or prints nonsense."""
 
 
 class LogUnreachable(LlmgwError):
     """The log (NATS JetStream) did not answer in time."""
+
+    exit_code = 3
+
+
+class AgentUnreachable(LlmgwError):
+    """No agent runs on the data folder that was named, or it ended meanwhile."""
 
     exit_code = 3
 

@@ -1,0 +1,1 @@
+"""Models as their files describe them: metadata read without weights, and memory estimates."""

@@ -1,0 +1,1 @@
+"""Metadata of models and estimates of their memory."""
