@@ -8,7 +8,7 @@ hiding: a value under a suspicious name is masked even when it is harmless.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 MASK = "***"
 
@@ -18,20 +18,19 @@ _KEY = re.compile(r"(?:^|_)(?:KEY|PASS|PAT|AUTH)(?:_|$)", re.IGNORECASE)
 _SHORTEST_SECRET = 6
 _FLAG = re.compile(rf"--?(?:[a-z0-9_-]*[_-])?(?:{_SENSITIVE})", re.IGNORECASE)
 
-# Each keeps its first group and masks the rest of its match: the credentials of an address, what
-# follows `Bearer` or `Authorization:`, and the value of `…key=value` or `"…key": "value"`. Not of
-# `token: value`, which engines print about the tokens of a model.
+# Each keeps its first group and masks the rest of its match: what follows `Bearer` or
+# `Authorization:`, and the value of `…key=value` or `"…key": "value"`. Not of `token: value`, which
+# engines print about the tokens of a model. None begins with a part of any length: looking for its
+# end again at each character of a long line takes minutes, and the line may be an enemy's.
 _IN_TEXT = (
-    re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^\s\"',]+(?=@)", re.IGNORECASE),
-    re.compile(r"()[^\s\"',/:@]+:[^\s\"',/]+(?=@)"),
     re.compile(r"(\bauthorization:\s*(?:[a-z]+\s+)?)[^\s\"',]+", re.IGNORECASE),
     re.compile(r"(\bbearer\s+)[^\s\"',]+", re.IGNORECASE),
     re.compile(r"(\b(?:password|passwd|passphrase):\s+)[^\s\"',]+", re.IGNORECASE),
-    re.compile(r"(\b[A-Z][A-Z0-9_]*_KEY=[\"']?)[^\s\"',]+"),
-    re.compile(
-        rf"(\b[a-z0-9_-]*(?:{_SENSITIVE})(?:=[\"']?|[\"']\s*:\s*[\"']))[^\s\"',]+", re.IGNORECASE
-    ),
+    re.compile(r"((?<=[A-Z0-9_])_KEY=[\"']?)[^\s\"',]+"),
+    re.compile(rf"((?:{_SENSITIVE})(?:=[\"']?|[\"']\s*:\s*[\"']))[^\s\"',]+", re.IGNORECASE),
 )
+_WORD = re.compile(r"[^\s\"',]++")
+_SCHEME = re.compile(r"\b[a-z][a-z0-9+.-]{0,31}://", re.IGNORECASE)
 
 
 def mask_text(text: str) -> str:
@@ -40,9 +39,35 @@ def mask_text(text: str) -> str:
     >>> mask_text("connect to nats://ops:hunter2@10.0.0.5:4222 failed")
     'connect to nats://***@10.0.0.5:4222 failed'
     """
+    if "@" in text:
+        text = _WORD.sub(_without_credentials, text)
     for secret in _IN_TEXT:
         text = secret.sub(rf"\g<1>{MASK}", text)
     return text
+
+
+def _without_credentials(match: re.Match[str]) -> str:
+    """Return a word with what stands before the `@` of an address masked."""
+    word = match[0]
+    end = word.rfind("@")
+    if end < 0:
+        return word
+    scheme = _SCHEME.search(word, 0, end)
+    if scheme is not None and scheme.end() < end:
+        word = word[: scheme.end()] + MASK + word[end:]
+    return "/".join(map(_without_login, word.split("/")))
+
+
+def _without_login(piece: str) -> str:
+    """Return `user:password@host` with the first two masked; anything else as it is."""
+    end = piece.rfind("@")
+    colon = piece.find(":", 0, max(end - 1, 0))
+    while colon >= 0:
+        begin = 1 + max(piece.rfind(":", 0, colon), piece.rfind("@", 0, colon))
+        if begin < colon:
+            return piece[:begin] + MASK + piece[end:]
+        colon = piece.find(":", colon + 1, end - 1)
+    return piece
 
 
 def mask_known(text: str, environ: Mapping[str, str]) -> str:
@@ -50,11 +75,20 @@ def mask_known(text: str, environ: Mapping[str, str]) -> str:
 
     What a program prints of what it was given needs no form that `mask_text` could know.
     """
-    secrets = {
+    return hide(text, secret_values(environ))
+
+
+def secret_values(environ: Mapping[str, str]) -> set[str]:
+    """Return the values of an environment whose names sound like secrets."""
+    return {
         value
         for name, value in environ.items()
         if len(value) >= _SHORTEST_SECRET and (_NAME.fullmatch(name) or _KEY.search(name))
     }
+
+
+def hide(text: str, secrets: Iterable[str]) -> str:
+    """Return `text` with each of `secrets` masked wherever it stands."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, MASK)
     return text

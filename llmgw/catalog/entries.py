@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from llmgw.hardware.types import Exact
+
 Policy = Literal["spread", "pack"]
 """`spread` puts replicas of a model on different nodes where it can; `pack` fills nodes up."""
 
@@ -46,19 +48,19 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fa
     name: str
     engine: str
     classes: tuple[str, ...] = msgspec.field(name="class")
-    memory_bytes: int
+    memory_bytes: Exact
     source: str | None = None
     revision: str | None = None
     command: tuple[str, ...] = ()
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
-    context: int | None = None
-    parallel: int | None = None
-    replicas: int = 1
-    gpus: int = 1
-    tp: int = 1
-    pp: int = 1
-    nodes: int = 1
+    context: Exact | None = None
+    parallel: Exact | None = None
+    replicas: Exact = 1
+    gpus: Exact = 1
+    tp: Exact = 1
+    pp: Exact = 1
+    nodes: Exact = 1
     health_path: str | None = None
     start_seconds: float = 600.0
     stop_seconds: float = 15.0
@@ -67,7 +69,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fa
     labels: Labels = Labels()
     nvlink: Linking = "prefer"
     share: bool = False
-    priority: int = 0
+    priority: Exact = 0
     gpu_memory_fraction: float | None = None
     cache_key_dtype: str | None = None
     cache_value_dtype: str | None = None

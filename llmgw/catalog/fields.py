@@ -8,33 +8,39 @@ guesses. Numbers, texts and lists are told apart by how they are written, as YAM
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
-from llmgw.catalog.report import Report
+from llmgw.catalog.classes import PATTERN
+from llmgw.catalog.report import Report, did_you_mean
 from llmgw.catalog.rules import NAME
 from llmgw.catalog.tree import Broken, Items, Node, Pairs, Scalar
+
+Reader = Callable[[Node, str, Report], Any]
+"""Takes a value, the name of its field for messages, and where to report what is wrong."""
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)")
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,15}")
+_SIGNED_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,15}")
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?")
-_CLASS = re.compile(r"[a-z0-9*][a-z0-9*.+,-]{0,79}")
+_CLASS = re.compile(PATTERN)
 _PATH = re.compile(r"/[\x21-\x7e]{0,255}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
 _SMALLEST_MEMORY_BYTES = 2**20
 _LARGEST_MEMORY_BYTES = 2**50
 _LONGEST_TEXT = 8192
 _LONGEST_SECONDS = 7 * 86400.0
 _NOTHING = frozenset({"", "~", "null", "Null", "NULL"})
-_TRUTHS = frozenset({"true", "false", "True", "False", "TRUE", "FALSE"})
+_TRUTHS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _OLD_TRUTHS = frozenset({"yes", "no", "on", "off", "y", "n"})
 
 
 def read_text(node: Node, field: str, report: Report, *, lines: bool = False) -> str | None:
     """Return a text as it is written; only with `lines` may it have tabs and several lines."""
     if not isinstance(node, Scalar):
-        _report_shape(node, field, "must be one text", report)
+        report_shape(node, field, "must be one text", report)
         return None
     if node.plain and node.text in _NOTHING:
         report.problem(node.line, field, 'has no value; for an empty text write ""')
@@ -82,7 +88,7 @@ def read_texts(node: Node, field: str, report: Report) -> tuple[str, ...] | None
         report.problem(node.line, field, f"must be a list; write a list, such as [{example}]")
         return None
     if not isinstance(node, Items):
-        _report_shape(node, field, "must be a list", report)
+        report_shape(node, field, "must be a list", report)
         return None
     words = [
         read_text(item, f"{field}[{at}]", report, lines=True) for at, item in enumerate(node.nodes)
@@ -115,22 +121,6 @@ def read_classes(node: Node, field: str, report: Report) -> tuple[str, ...] | No
     return texts if good else None
 
 
-def read_environment(node: Node, field: str, report: Report) -> dict[str, str] | None:
-    """Return a mapping of variable names to texts."""
-    if not isinstance(node, Pairs):
-        _report_shape(node, field, "must be a mapping of names to texts", report)
-        return None
-    variables: dict[str, str] = {}
-    for name, (line, value) in node.pairs.items():
-        if not _VARIABLE.fullmatch(name):
-            report.problem(line, field, f"{name!r:.70} is no name of an environment variable")
-            continue
-        text = read_text(value, f"{field}.{name}", report, lines=True)
-        if text is not None:
-            variables[name] = text
-    return variables if len(variables) == len(node.pairs) else None
-
-
 def read_count(node: Node, field: str, report: Report) -> int | None:
     """Return a whole number of at least 1."""
     return _read_whole(node, field, 1, report)
@@ -139,6 +129,50 @@ def read_count(node: Node, field: str, report: Report) -> int | None:
 def read_count_or_none(node: Node, field: str, report: Report) -> int | None:
     """Return a whole number of at least 0."""
     return _read_whole(node, field, 0, report)
+
+
+def read_signed(node: Node, field: str, report: Report) -> int | None:
+    """Return a whole number, negative or not."""
+    wanted = "must be a whole number, such as 10 or -10"
+    text = _number_text(node, field, wanted, report)
+    if text is not None and not _SIGNED_NUMBER.fullmatch(text):
+        report.problem(node.line, field, f"{wanted}, not {text!r:.40}")
+        return None
+    return None if text is None else int(text)
+
+
+def read_fraction(node: Node, field: str, report: Report) -> float | None:
+    """Return a number; whether it is a good fraction is asked by the rules."""
+    wanted = "must be a number above 0 and at most 1, such as 0.9"
+    text = _number_text(node, field, wanted, report)
+    if text is not None and not _NUMBER.fullmatch(text):
+        report.problem(node.line, field, f"{wanted}, not {text!r:.40}")
+        return None
+    return None if text is None else float(text)
+
+
+def read_truth(node: Node, field: str, report: Report) -> bool | None:
+    """Return true or false, which are written so and in no other way."""
+    wanted = "must be true or false"
+    text = _number_text(node, field, wanted, report)
+    if text is not None and text not in _TRUTHS:
+        report.problem(node.line, field, f"{wanted}, not {text!r:.40}")
+        return None
+    return None if text is None else _TRUTHS[text]
+
+
+def choice_of(*words: str) -> Reader:
+    """Return a reader of one of a few words."""
+
+    def read(node: Node, field: str, report: Report) -> str | None:
+        text = read_text(node, field, report)
+        if text is not None and text not in words:
+            said = f"must be one of {', '.join(words)}, not {text!r:.40}{did_you_mean(text, words)}"
+            report.problem(node.line, field, said)
+            return None
+        return text
+
+    return read
 
 
 def read_seconds(node: Node, field: str, report: Report) -> float | None:
@@ -190,7 +224,7 @@ def _number_text(
     node: Node, field: str, wanted: str, report: Report, *, quoted: bool = False
 ) -> str | None:
     if not isinstance(node, Scalar):
-        _report_shape(node, field, wanted, report)
+        report_shape(node, field, wanted, report)
         return None
     if node.plain and node.text in _NOTHING:
         report.problem(node.line, field, f"has no value; it {wanted}")
@@ -210,7 +244,8 @@ def _matching(
     return text
 
 
-def _report_shape(node: Node, field: str, wanted: str, report: Report) -> None:
+def report_shape(node: Node, field: str, wanted: str, report: Report) -> None:
+    """Say that a value has another shape than the field wants; of a broken one it was said."""
     if isinstance(node, Broken):
         return
     given = {Scalar: "one value", Items: "a list", Pairs: "a mapping"}[type(node)]

@@ -1,18 +1,26 @@
 """Reading a catalog: from a text, purely, and from a file, in one thin function.
 
 `parse` and `check_text` touch nothing outside their arguments. `check_file` and `load` read the
-file and look whether local sources exist; the command line calls them.
+file, look whether local sources exist, and estimate from these what memory was not given; the
+command line calls them.
 """
 
 from __future__ import annotations
 
 import codecs
+import os
+import stat
 from pathlib import Path
 
-from llmgw.catalog.entries import Catalog
+from llmgw.catalog.classes import PROCESSOR
+from llmgw.catalog.draft import Look, ModelFacts
+from llmgw.catalog.entries import Catalog, Entry
 from llmgw.catalog.tree import MAX_CHARACTERS
 from llmgw.catalog.validate import Checked, check_text
-from llmgw.errors import CatalogError
+from llmgw.errors import CatalogError, ModelUnreadable
+from llmgw.models.estimate import estimate
+from llmgw.models.metadata import read, side_files
+from llmgw.models.types import Unknown
 
 _MAX_BYTES = 4 * MAX_CHARACTERS
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -27,14 +35,42 @@ def parse(text: str, file_name: str, base_dir: str | Path, home: str | None = No
     return _valid(check_text(text, file_name, str(base_dir), home)).catalog
 
 
-def check_file(path: Path) -> Checked:
+def look_into(entry: Entry) -> ModelFacts:
+    """Return what the files of an entry's model say; the weights themselves stay unread."""
+    try:
+        beside = side_files(entry.args)
+        metadata = read(entry.source or "", entry.revision, side_files=beside)
+    except ModelUnreadable as error:
+        return ModelFacts(unknown=str(error))
+    found = estimate(
+        metadata,
+        engine=entry.engine,
+        context=entry.context,
+        parallel=entry.parallel,
+        cache_key_dtype=entry.cache_key_dtype,
+        cache_value_dtype=entry.cache_value_dtype,
+        tp=entry.tp,
+        pp=entry.pp,
+        gpu_memory_fraction=entry.gpu_memory_fraction,
+        processor=entry.classes == (PROCESSOR,),
+    )
+    heads = metadata.attention_heads
+    if isinstance(found, Unknown):
+        return ModelFacts(unknown=found.reason, heads=heads)
+    bound = f"nothing is known of the architecture {metadata.architecture}: this is an upper bound"
+    remark = bound if found.cautious else None
+    return ModelFacts(memory_bytes=found.total_bytes, heads=heads, remark=remark)
+
+
+def check_file(path: Path, look: Look | None = look_into) -> Checked:
     """Read the file at `path` and return what is good, what is wrong and what is odd about it."""
     name = str(path)
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
+        raw = _read_regular(path)
     except OSError as error:
         return _unreadable(name, 1, f"cannot be read: {error.strerror or error}")
+    if raw is None:
+        return _unreadable(name, 1, "is no regular file; write the catalog into one")
     if raw.startswith(_UTF16_MARKS):
         return _unreadable(name, 1, "is UTF-16; save it as UTF-8")
     try:
@@ -43,12 +79,31 @@ def check_file(path: Path) -> Checked:
         line = raw.count(b"\n", 0, error.start) + 1
         return _unreadable(name, line, "is not UTF-8 here; save it as UTF-8")
     base_dir = str(path.absolute().parent)
-    return check_text(text, name, base_dir, str(Path.home()), lambda source: Path(source).exists())
+    return check_text(text, name, base_dir, str(Path.home()), _exists, look)
 
 
-def load(path: Path) -> Checked:
+def load(path: Path, look: Look | None = look_into) -> Checked:
     """Return the valid catalog at `path` with its warnings; raises `CatalogError` as `parse`."""
-    return _valid(check_file(path))
+    return _valid(check_file(path, look))
+
+
+def _read_regular(path: Path) -> bytes | None:
+    """Return what the file holds, or its beginning; `None` for what has no end, such as a pipe."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        kind = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(kind) or stat.S_ISDIR(kind):
+            return os.read(descriptor, _MAX_BYTES + 1)  # of a folder: an error that says so
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _exists(source: str) -> bool:
+    try:
+        return Path(source).exists()
+    except (OSError, ValueError):  # a name that no file system takes
+        return False
 
 
 def _valid(checked: Checked) -> Checked:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
+from llmgw.catalog import device_rules
+from llmgw.catalog.draft import Draft, ModelFacts, written
 from llmgw.catalog.entries import Catalog, Entry
 from llmgw.catalog.report import Report
-from llmgw.catalog.rules import NAME, Draft, check
+from llmgw.catalog.rules import NAME, check
 from llmgw.engines.registry import ENGINES
 
-_YAML_NAMES = {"classes": "class", "memory_bytes": "memory", "health_path": "health"}
-_REQUIRED = {"name", "engine", "classes", "memory_bytes"}
+_ALWAYS = {"name", "engine", "class", "memory"}
+_LEAST = {"replicas": 0, "gpus": 1, "tp": 1, "pp": 1, "nodes": 1}
 
 
 def problems(catalog: Catalog) -> tuple[str, ...]:
@@ -42,20 +42,20 @@ def _entry_problems(entry: Entry) -> Iterator[str]:
         draft.problem("class", "names no device class", report)
     if entry.memory_bytes <= 0:
         draft.problem("memory", "must be more than nothing", report)
-    for name, least in (("replicas", 0), ("gpus", 1), ("tp", 1), ("pp", 1), ("nodes", 1)):
+    for name, least in _LEAST.items():
         if getattr(entry, name) < least:
             draft.problem(name, f"must be at least {least}", report)
-    check(draft, report)
+    device_rules.split(draft, report)
+    check(draft, ModelFacts(), report)
     for remark in report.remarks():
         yield f"{entry.name}: {remark.field}: {remark.message}"
 
 
 def _draft(entry: Entry) -> Draft:
     """Return the entry as the rules see it: by field of a catalog, without what is at rest."""
-    given = {
-        field.name: getattr(entry, field.name)
-        for field in msgspec.structs.fields(entry)
-        if field.name in _REQUIRED or getattr(entry, field.name) != field.default
-    }
-    values = {_YAML_NAMES.get(name, name): value for name, value in given.items()}
+    given = written(entry)
+    values = {name: v for name, v in given.items() if name in _ALWAYS or v != _AT_REST.get(name)}
     return Draft(1, values, dict.fromkeys(values, 1))
+
+
+_AT_REST = written(Entry(name="", engine="", classes=(), memory_bytes=0))

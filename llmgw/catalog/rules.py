@@ -1,23 +1,21 @@
-"""What must hold between the fields of one entry.
+"""What must hold between the fields of one entry: its source, words and secrets, and all else.
 
 Pure. `check` is asked after every field was read by itself; a field that was wrong by itself is
-absent from the draft, and rules about it are passed over. Placement refuses again what is
-refused here about devices, since hardware changes after a catalog was accepted.
+absent from the draft, and rules about it are passed over. What concerns devices is in
+`device_rules`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
+from llmgw.catalog import device_rules
+from llmgw.catalog.draft import Draft, ModelFacts
 from llmgw.catalog.report import Report
-from llmgw.engines.base import Engine
 from llmgw.engines.command import PORT_PLACEHOLDER
 from llmgw.engines.devices import DEVICE_VARIABLES
 from llmgw.engines.references import REFERENCE
-from llmgw.engines.registry import ENGINES
 from llmgw.masking import mask_arguments
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
@@ -26,43 +24,26 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 MOST_TEXT_BYTES = 12_288
 """What an entry may say in arguments and environment: a command carries many entries at once."""
 MOST_REPLICAS = 10_000
+MOST_PRIORITY = 1_000
 
 _SECRET_WORDS = frozenset(
     {"TOKEN", "TOKENS", "SECRET", "SECRETS", "KEY", "KEYS", "APIKEY", "PASSWORD", "PASSWD"}
     | {"PASSPHRASE", "CREDENTIAL", "CREDENTIALS", "AUTHORIZATION"}
 )
-_SECRET_VALUE = re.compile(r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|nvapi-[\w-]{16,})")
+_SECRET_VALUE = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|nvapi-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}"
+    r"|AKIA[0-9A-Z]{16}|eyJ[\w-]{10,999}\.eyJ[\w-]{10,999}\.)|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+)
 _HARMLESS_VALUE = re.compile(r"(?i)\d{0,9}|true|false|none")
-_SIZES = ("gpus", "tp", "pp", "nodes")
 
 
-@dataclass(frozen=True)
-class Draft:
-    """An entry as far as it was read: good values by field, and the line of every field."""
-
-    line: int
-    values: dict[str, Any] = field(default_factory=dict)
-    lines: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def engine(self) -> Engine | None:
-        """The engine, if the entry names one that exists."""
-        return ENGINES.get(self.values.get("engine", ""))
-
-    def problem(self, name: str, message: str, report: Report) -> None:
-        """Report `message` about field `name`, at its line or else at the entry's."""
-        report.problem(self.lines.get(name, self.line), name, message)
-
-
-def check(draft: Draft, report: Report) -> None:
-    """Report every contradiction in `draft`, and fill in how its devices are split."""
+def check(draft: Draft, facts: ModelFacts, report: Report) -> None:
+    """Report every contradiction in `draft`, whose devices `device_rules.split` has filled in."""
     _check_source(draft, report)
     _check_size(draft, report)
     _check_arguments(draft, report)
     _check_environment(draft, report)
-    _check_class(draft, report)
-    _check_nodes(draft, report)
-    _check_split(draft, report)
+    device_rules.check(draft, facts, report)
 
 
 def _check_source(draft: Draft, report: Report) -> None:
@@ -96,6 +77,10 @@ def _check_size(draft: Draft, report: Report) -> None:
     replicas = draft.values.get("replicas", 1)
     if replicas > MOST_REPLICAS:
         draft.problem("replicas", f"{replicas} are too many; at most {MOST_REPLICAS}", report)
+    priority = draft.values.get("priority", 0)
+    if abs(priority) > MOST_PRIORITY:
+        said = f"{priority} is out of range: -{MOST_PRIORITY} to {MOST_PRIORITY}, higher goes first"
+        draft.problem("priority", said, report)
 
 
 def _check_arguments(draft: Draft, report: Report) -> None:
@@ -103,11 +88,12 @@ def _check_arguments(draft: Draft, report: Report) -> None:
     words = (*draft.values.get("command", ()), *draft.values.get("args", ()))
     refused = _check_reserved(draft, report)
     if not refused and _hold_secret(words):
-        draft.problem("args", "holds what looks like a secret; use `env` with ${NAME}", report)
+        said = "holds what looks like a secret; give it in `env`, as {from_env: NAME}"
+        draft.problem("args", said, report)
     brings_own = engine is not None and not engine.programs
     if words and brings_own and not any(PORT_PLACEHOLDER in word for word in words):
         said = "never names {port}; the program must read LLMGW_PORT to listen where it should"
-        report.warn(draft.lines.get("command", draft.line), "command", said)
+        draft.warn("command", said, report)
 
 
 def _check_reserved(draft: Draft, report: Report) -> bool:
@@ -132,8 +118,9 @@ def _check_environment(draft: Draft, report: Report) -> None:
             draft.problem("env", f"{name} is set by llmgw and may not be given", report)
         elif _is_literal_secret(name, value):
             said = (
-                f"{name} holds a secret, and the log keeps a catalog for ever; "
-                f'write {name}: "${{{name}}}" and set {name} in the agent\'s environment'
+                f"{name} holds a secret, and the log keeps a catalog for ever; write "
+                f"{name}: {{from_env: {name}}} and set {name} in the agent's environment, or "
+                f"{name}: {{from_file: /path/on/the/node}}"
             )
             draft.problem("env", said, report)
 
@@ -144,52 +131,3 @@ def _is_literal_secret(name: str, value: str) -> bool:
     words = name.upper().split("_")
     named_so = any(word in _SECRET_WORDS or word.endswith(("KEY", "TOKEN")) for word in words)
     return named_so or bool(_SECRET_VALUE.search(value))
-
-
-def _check_class(draft: Draft, report: Report) -> None:
-    classes = draft.values.get("class", ())
-    instance = next((one for one in classes if "-mig-" in one), None)
-    for name in _SIZES:
-        number = draft.values.get(name, 1)
-        if number > 1 and instance is not None:
-            said = (
-                f"{number} does not go with the class {instance}: a process opens one MIG "
-                "instance, and instances have no NVLink; use whole cards or write 1"
-            )
-            draft.problem(name, said, report)
-        elif number > 1 and "cpu" in classes:
-            said = f"{number} does not go with the class cpu: a node has one processor device"
-            draft.problem(name, said, report)
-
-
-def _check_nodes(draft: Draft, report: Report) -> None:
-    nodes, engine = draft.values.get("nodes", 1), draft.engine
-    if nodes == 1 or engine is None:
-        return
-    if not engine.spans_nodes:
-        draft.problem("nodes", f"{engine.name} serves a replica on one node only", report)
-    elif draft.values.get("pp", 1) % nodes and {"tp", "pp"} & draft.lines.keys():
-        said = (
-            f"{nodes} nodes share whole pipeline stages, so `pp` must be a multiple of {nodes}, "
-            f"not {draft.values.get('pp', 1)}; `tp` stays within a node"
-        )
-        draft.problem("nodes", said, report)
-    elif draft.values.get("gpus", nodes) % nodes:
-        draft.problem("nodes", f"`gpus` cannot be shared evenly by {nodes} nodes", report)
-
-
-def _check_split(draft: Draft, report: Report) -> None:
-    """Make `gpus` = `tp` x `pp` hold, from whichever of the three are given."""
-    values, engine = draft.values, draft.engine
-    if engine is None or not values.keys() >= (set(_SIZES) & draft.lines.keys()):
-        return
-    if values.keys() & {"tp", "pp"}:
-        tp, pp = values.get("tp", 1), values.get("pp", 1)
-        if values.setdefault("gpus", tp * pp) != tp * pp:
-            said = f"{values['gpus']} is not tp {tp} x pp {pp} = {tp * pp}; leave it out"
-            draft.problem("gpus", said, report)
-    elif "gpus" in values or values.get("nodes", 1) > 1:
-        nodes = values.get("nodes", 1)
-        gpus = values.setdefault("gpus", nodes)
-        other = "pp" if engine.gpus_mean == "tp" else "tp"
-        values |= {engine.gpus_mean: max(1, gpus // nodes), other: nodes}

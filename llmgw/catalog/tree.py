@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from llmgw.catalog.report import Report
+from llmgw.catalog.report import Report, shown
 
 MAX_CHARACTERS = 512 * 1024
 MAX_DEPTH = 16
@@ -176,12 +176,7 @@ class _Builder:
         if node.text in holder.pairs:
             first = holder.pairs[node.text][0]
             self._report.problem(
-                node.line, _printable(node.text), f"is given twice; it stands in line {first} too"
+                node.line, shown(node.text), f"is given twice; it stands in line {first} too"
             )
             return None
         return node.text
-
-
-def _printable(key: str) -> str:
-    """A key as it may stand in a message: one short line, whatever was in the file."""
-    return key if key.isprintable() and 0 < len(key) <= 64 else ascii(key)[:66]

@@ -7,53 +7,29 @@ need this module.
 
 from __future__ import annotations
 
-import difflib
 import posixpath
 import re
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
-from llmgw.catalog import fields
+from llmgw.catalog import device_rules
+from llmgw.catalog.draft import REQUIRED, Draft, Look, ModelFacts
 from llmgw.catalog.entries import Catalog, Entry
-from llmgw.catalog.report import Report
-from llmgw.catalog.rules import Draft, check
+from llmgw.catalog.report import Report, nearest, shown
+from llmgw.catalog.rules import check
+from llmgw.catalog.table import FIELDS
 from llmgw.catalog.tree import Broken, Items, Node, Pairs, Scalar, read_tree
 from llmgw.engines.registry import ENGINES
 
-Reader = Callable[[Node, str, Report], Any]
-
-_FIELDS: dict[str, tuple[str, Reader]] = {
-    "name": ("name", fields.read_name),
-    "engine": ("engine", fields.read_text),
-    "class": ("class", fields.read_classes),
-    "memory": ("memory_bytes", fields.read_memory),
-    "source": ("source", fields.read_text),
-    "revision": ("revision", fields.read_text),
-    "command": ("command", fields.read_texts),
-    "args": ("args", fields.read_texts),
-    "env": ("env", fields.read_environment),
-    "context": ("context", fields.read_count),
-    "parallel": ("parallel", fields.read_count),
-    "replicas": ("replicas", fields.read_count_or_none),
-    "gpus": ("gpus", fields.read_count),
-    "tp": ("tp", fields.read_count),
-    "pp": ("pp", fields.read_count),
-    "nodes": ("nodes", fields.read_count),
-    "health": ("health_path", fields.read_path),
-    "start_seconds": ("start_seconds", fields.read_seconds),
-    "stop_seconds": ("stop_seconds", fields.read_seconds),
-}
-"""YAML field to the entry's attribute (as msgspec names it) and the reader of its value."""
-
-_REQUIRED = {
+_MISSING = {
     "name": "missing; give the model a name such as llama-8b",
     "engine": f"missing; choose one of {', '.join(ENGINES)}",
     "class": "missing; write the device class that it runs on, such as a100-80g, h100-* or cpu",
-    "memory": "missing; write what one replica needs on each device, such as 16GiB: the size of "
-    "the model's files plus the cache for its context",
 }
+_NO_MEMORY = "write what one replica needs on each device, such as 16GiB"
+_NO_MEMORY_OF_FILES = f"{_NO_MEMORY}: the size of the model's files plus the cache for its context"
+
 _OTHER_WORDS = {
     "model": "source",
     "path": "source",
@@ -62,6 +38,19 @@ _OTHER_WORDS = {
     "gpu": "gpus",
     "vram": "memory",
     "memory_bytes": "memory",
+    "vram_fraction": "gpu_memory_fraction",
+    "gpu_memory_utilization": "gpu_memory_fraction",
+    "mem_fraction_static": "gpu_memory_fraction",
+    "cache_type": "kv_cache_dtype",
+    "cache_dtype": "kv_cache_dtype",
+    "shared": "share",
+    "placement": "policy",
+    "node_selector": "labels",
+    "node_labels": "labels",
+    "max_model_len": "context",
+    "ctx_size": "context",
+    "max_num_seqs": "parallel",
+    "timeout": "start_seconds",
     "health_path": "health",
     "tensor_parallel": "tp",
     "pipeline_parallel": "pp",
@@ -86,11 +75,13 @@ def check_text(
     base_dir: str,
     home: str | None = None,
     exists: Callable[[str], bool] = lambda _path: True,
+    look: Look | None = None,
 ) -> Checked:
     """Read `text` and report everything at once; never raises, whatever `text` is.
 
     `base_dir` (absolute) is what relative sources start from, `home` what `~` stands for. A
     source that `exists` denies is a warning only: the catalog may be meant for other machines.
+    `look` reads models, to estimate memory that is not given; without it memory must be given.
     """
     report = Report()
     root = read_tree(text, report)
@@ -102,10 +93,16 @@ def check_text(
             continue
         _check_name(draft, seen, report)
         _resolve_source(draft, base_dir, home, exists, report)
-        check(draft, report)
-        entry = _entry(draft)
-        if entry is not None:
+        device_rules.split(draft, report)
+        facts = _facts(draft, look)
+        if facts is not None or not _has_model(draft, look):
+            _fill_memory(draft, facts, report)
+        check(draft, facts or ModelFacts(), report)
+        entry = draft.entry()
+        if entry is not None and entry.memory_bytes:
             entries.append(entry)
+        if report.full:
+            break
     return Checked(
         catalog=Catalog(models=tuple(entries)),
         problems=report.problems(file_name),
@@ -123,7 +120,7 @@ def _model_nodes(root: Node | None, report: Report, *, silent: bool) -> list[Nod
         return []
     for key, (line, _) in root.pairs.items():
         if key != "models":
-            report.problem(line, _shown(key), "is not known here; a catalog holds only `models:`")
+            report.problem(line, shown(key), "is not known here; a catalog holds only `models:`")
     if "models" not in root.pairs:
         report.problem(root.line, "models", "missing; write `models:` and a list of entries")
         return []
@@ -143,34 +140,66 @@ def _read_entry(node: Node, report: Report) -> Draft | None:
         return None
     draft = Draft(node.line)
     for key, (line, value) in node.pairs.items():
-        if key not in _FIELDS:
-            report.problem(line, _shown(key), _unknown_field(key))
+        if key not in FIELDS:
+            report.problem(line, shown(key), _unknown_field(key))
+            if report.full:
+                return None
             continue
         draft.lines[key] = line
-        read = _FIELDS[key][1](value, key, report)
+        read = FIELDS[key].read(value, key, report)
         if read is not None:
             draft.values[key] = read
-    for key, message in _REQUIRED.items():
+    for key in REQUIRED:
         if key not in draft.lines:
-            report.problem(node.line, key, message)
+            report.problem(node.line, key, _MISSING[key])
     engine = draft.values.get("engine")
     if engine is not None and draft.engine is None:
-        near = difflib.get_close_matches(engine.lower(), ENGINES, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}?" if near else "there are"
+        near = nearest(engine, ENGINES)
+        hint = f"did you mean {near}?" if near else "there are"
         draft.problem("engine", f"{engine!r:.60} is unknown; {hint} ({', '.join(ENGINES)})", report)
     return draft
 
 
 def _unknown_field(key: str) -> str:
-    near = difflib.get_close_matches(key.lower(), _FIELDS, n=1, cutoff=0.6)
-    hint = _OTHER_WORDS.get(key.lower()) or (near[0] if near else None)
-    if hint:
-        return f"is no field of an entry; did you mean `{hint}`?"
-    return f"is no field of an entry; there are {', '.join(_FIELDS)}"
+    if key == "<<":
+        return "a merge is not read in a catalog; write its fields out"
+    near = _OTHER_WORDS.get(key.lower().replace("-", "_")) or nearest(key, FIELDS)
+    if near:
+        return f"is no field of an entry; did you mean `{near}`?"
+    return f"is no field of an entry; there are {', '.join(FIELDS)}"
 
 
-def _shown(key: str) -> str:
-    return key if key.isprintable() and 0 < len(key) <= 64 else ascii(key)[:66]
+def _has_model(draft: Draft, look: Look | None) -> bool:
+    """Return whether there is a model to look into, once all other mistakes are corrected."""
+    engine = draft.engine
+    return (
+        look is not None and "source" in draft.lines and (engine is None or engine.programs != ())
+    )
+
+
+def _facts(draft: Draft, look: Look | None) -> ModelFacts | None:
+    """Return what the model's files say, where that is needed and the entry is whole."""
+    entry, engine = draft.entry(), draft.engine
+    if look is None or entry is None or engine is None or not _has_model(draft, look):
+        return None
+    needs_heads = engine.tp_divides_heads and entry.tp > 1
+    return look(entry) if needs_heads or "memory" not in draft.lines else None
+
+
+def _fill_memory(draft: Draft, facts: ModelFacts | None, report: Report) -> None:
+    """Take the estimate where no memory was given. One that is unknown is never taken as zero."""
+    if "memory" in draft.lines:
+        return
+    if facts is None:
+        draft.problem("memory", f"missing; {_NO_MEMORY_OF_FILES}", report)
+    elif not facts.memory_bytes or facts.memory_bytes < 0:
+        said = f"missing, and cannot be estimated: {facts.unknown}; {_NO_MEMORY}"
+        draft.problem("memory", said, report)
+    else:
+        draft.values.update(memory=facts.memory_bytes, memory_estimated=True)
+        if facts.remark is not None:
+            said = f"estimated as {facts.memory_bytes / 2**30:.1f} GiB: {facts.remark}"
+            draft.warn("memory", said, report)
 
 
 def _check_name(draft: Draft, seen: dict[str, int], report: Report) -> None:
@@ -224,11 +253,3 @@ def _check_repository(draft: Draft, source: str, report: Report) -> None:
         draft.problem("revision", "llama-server cannot choose one; download the file", report)
     elif revision is not None and not _REVISION.fullmatch(revision):
         draft.problem("revision", "must be a branch, a tag or a commit", report)
-
-
-def _entry(draft: Draft) -> Entry | None:
-    """Return the entry, or `None` where a field was wrong (the report has it)."""
-    if not draft.values.keys() >= draft.lines.keys() | _REQUIRED.keys():
-        return None
-    named = {_FIELDS[key][0]: value for key, value in draft.values.items()}
-    return msgspec.convert(named, Entry)

@@ -11,28 +11,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmgw.cli.asked import SAID_NO, DryRun, Wait, diff_lines, foresee, show_forecast
 from llmgw.cli.context import note, open_log, resolved
 from llmgw.cli.options import ClusterName, Data, Format, NatsUrl, Output
 
 if TYPE_CHECKING:
+    from llmgw.catalog.diff import CatalogDiff
     from llmgw.catalog.entries import Catalog
+    from llmgw.core.cluster import Cluster
     from llmgw.core.events import CatalogAccepted, CatalogRejected
     from llmgw.log.base import Log
     from llmgw.settings import Settings
 
     Answer = CatalogAccepted | CatalogRejected
 
-SAID_NO = 4
-
 
 def apply(
     file: Annotated[Path, typer.Argument(help="A catalog in YAML.")],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be decided, and write nothing.")
-    ] = False,
-    wait: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for the answer.")
-    ] = 10,
+    dry_run: DryRun = False,
+    wait: Wait = 10,
     output: Output = Format.TABLE,
     nats_url: NatsUrl = None,
     cluster: ClusterName = None,
@@ -57,38 +54,42 @@ async def _apply(
     settings: Settings, catalog: Catalog, file: str, wait: float, output: Format
 ) -> None:
     from llmgw.asking import apply_catalog
+    from llmgw.catalog.diff import diff
     from llmgw.cli.output import emit
     from llmgw.core.events import CatalogRejected
+    from llmgw.replay import fold_log
 
     async with open_log(settings) as log:
+        state = await fold_log(log)
+        changes = diff(state.catalog, catalog)
         sequence = await apply_catalog(log, settings.cluster, catalog, file)
-        answer = await _answer(log, sequence, wait)
+        answer = await _answer(log, state, sequence, wait)
     reasons = answer.reasons if isinstance(answer, CatalogRejected) else ()
-    result: dict[str, Any] = {"sequence": sequence, "answer": _word(answer)}
+    result: dict[str, Any] = {"sequence": sequence, "answer": _word(answer), "changes": changes}
     if reasons:
         result["reasons"] = list(reasons)
-    emit(result, output, lambda _, __: [_sentence(file, sequence, answer)])
+    emit(result, output, lambda _, __: _lines(file, sequence, answer, changes))
     for reason in reasons:
         note(reason)
     if reasons:
         raise typer.Exit(SAID_NO)
 
 
-async def _answer(log: Log, request: int, wait_seconds: float) -> Answer | None:
+async def _answer(log: Log, state: Cluster, request: int, wait_seconds: float) -> Answer | None:
     """Return what a controller answers to the catalog of sequence `request`, if it does so in time.
 
-    An answer that the fold voids is none: the log is folded, not only read.
+    `state` is the log folded before the request. An answer that the fold voids is none: the log
+    is folded, not only read.
     """
     import asyncio
 
     from llmgw.core.events import CatalogAccepted, CatalogRejected
     from llmgw.core.fold import apply as fold
-    from llmgw.replay import fold_log, records
+    from llmgw.replay import records
 
-    state = await fold_log(log, request)
     try:
         async with asyncio.timeout(wait_seconds):
-            async for record in records(log, start=request + 1):
+            async for record in records(log, start=state.sequence + 1):
                 voided = state.void
                 fold(state, record)
                 body = record.body
@@ -101,6 +102,11 @@ async def _answer(log: Log, request: int, wait_seconds: float) -> Answer | None:
     except TimeoutError:
         pass
     return None
+
+
+def _lines(file: str, sequence: int, answer: Answer | None, changes: CatalogDiff) -> list[str]:
+    said = "nothing changes against the catalog in force" if changes.empty else None
+    return [_sentence(file, sequence, answer), *([said] if said else diff_lines(changes))]
 
 
 def _word(answer: Answer | None) -> str:
@@ -119,19 +125,11 @@ def _sentence(file: str, sequence: int, answer: Answer | None) -> str:
 
 
 async def _forecast(settings: Settings, catalog: Catalog, output: Format) -> None:
-    from llmgw.cli.output import emit
-    from llmgw.cli.tables import view_lines
-    from llmgw.errors import LlmgwError
+    from llmgw.catalog.diff import diff
+    from llmgw.core.events import CatalogApplied
     from llmgw.replay import fold_log
-    from llmgw.views import consequences
 
     async with open_log(settings) as log:
         state = await fold_log(log)
-    if state.needs_upgrade is not None:
-        raise LlmgwError(f"the log holds {state.needs_upgrade}: upgrade llmgw to decide on it")
-    found = consequences(state, catalog)
-    if not found:
-        note("nothing would change")
-    emit(found, output, view_lines)
-    if not all(one.good for one in found):
-        raise typer.Exit(SAID_NO)
+    found = foresee(state, CatalogApplied(catalog=catalog))
+    show_forecast(found, output, whole=True, changes=diff(state.catalog, catalog))

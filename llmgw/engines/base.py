@@ -13,12 +13,14 @@ from typing import Literal, Protocol
 import msgspec
 
 from llmgw.catalog.entries import Entry
+from llmgw.errors import EngineUnavailable
+from llmgw.hardware.types import Exact
 
 Verdict = Literal["loading", "ready", "broken"]
 """What a health answer means. `loading`: keep waiting; `broken`: it answered, and wrongly."""
 
 
-class Grant(msgspec.Struct, frozen=True):
+class Grant(msgspec.Struct, frozen=True, gc=False):
     """A device that a replica was given. `card_index` is in PCI order; absent on the processor.
 
     `memory_total_bytes` lets an engine that sizes itself by a fraction of the device keep to
@@ -27,15 +29,16 @@ class Grant(msgspec.Struct, frozen=True):
 
     uuid: str
     device_class: str
-    card_index: int | None = None
-    memory_total_bytes: int | None = None
+    card_index: Exact | None = None
+    memory_total_bytes: Exact | None = None
 
 
 class LaunchRequest(msgspec.Struct, frozen=True):
     """Everything that decides an engine's command line on one node.
 
     `program` is how this node runs the engine (usually one path; for an in-process server an
-    interpreter and a module), found by the supervisor.
+    interpreter and a module), found by the supervisor. Where a replica spans several nodes, `rank`
+    is the number of this node's part and `leader` the `HOST:PORT` where all parts meet.
     """
 
     replica: str
@@ -44,6 +47,8 @@ class LaunchRequest(msgspec.Struct, frozen=True):
     program: tuple[str, ...]
     host: str
     port: int
+    rank: int = 0
+    leader: str | None = None
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -61,11 +66,50 @@ class ProbeAnswer(msgspec.Struct, frozen=True):
 
 
 class KnownFailure(msgspec.Struct, frozen=True):
-    """Last words of an engine and what they mean. `pattern` is a regular expression."""
+    """Last words of an engine and what they mean. `pattern` is a regular expression.
+
+    `everywhere`: the same would happen on any other device, so that trying one is of no use.
+    """
 
     pattern: str
     meaning: str
     advice: str
+    everywhere: bool = False
+
+
+class RequestCounts(msgspec.Struct, frozen=True):
+    """Where an engine tells how many requests it has: a path, and names of metrics to add up."""
+
+    path: str
+    metrics: tuple[str, ...]
+
+    def count(self, text: str) -> int | None:
+        """Return the requests that an answer (Prometheus text) tells of; `None`: of none at all."""
+        number = r"(?:\{[^}\n]*\})?[ \t]+([0-9.eE+]+)"
+        found = [
+            float(value)
+            for name in self.metrics
+            for value in re.findall(rf"(?m)^{re.escape(name)}{number}", text)
+        ]
+        return round(sum(found)) if found else None
+
+
+class InstanceSupport(msgspec.Struct, frozen=True):
+    """Which versions of an engine open a MIG instance by its UUID, as far as that is known.
+
+    `fails_through` is the newest version that was seen to fail, `why` what it does wrong. Without
+    `always`, versions that were not seen to fail are not known to work either.
+    """
+
+    always: bool = False
+    fails_through: tuple[int, ...] = ()
+    why: str = ""
+
+    def opens(self, version: tuple[int, ...] | None) -> bool | None:
+        """Return whether `version` opens an instance, or `None` where that is not known."""
+        if self.always:
+            return True
+        return False if version is not None and version <= self.fails_through else None
 
 
 class Engine(Protocol):
@@ -81,6 +125,22 @@ class Engine(Protocol):
     """How the engine splits a model over several devices when an entry says only `gpus`."""
     spans_nodes: bool
     """Whether one replica can reach over several nodes."""
+    tp_divides_heads: bool
+    """Whether the model's attention heads must be shared evenly by `tp` devices."""
+    takes_fraction: bool
+    """Whether it takes a fraction of a device's memory as a setting of its own."""
+    cache_dtypes: tuple[str, ...]
+    """The types that its KV cache may have, in its own words; empty: it has no such setting."""
+    splits_cache: bool
+    """Whether keys and values of the KV cache may have different types."""
+    cards_by: Literal["uuid", "index"]
+    """How it reads whole cards from CUDA_VISIBLE_DEVICES (see `devices`)."""
+    instances: InstanceSupport
+    """Which of its versions open a MIG instance, which has no index."""
+    request_counts: RequestCounts | None
+    """Where it tells how many requests it has, so that it can be stopped when it has none."""
+    listens_itself: bool
+    """Whether what is started is what listens; a command may hand that to a container."""
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Return the command line for `request`."""
@@ -138,9 +198,23 @@ def flag_words(wanted: Mapping[str, str | int | None]) -> tuple[str, ...]:
     return tuple(word for pair in given for word in pair)
 
 
+def meeting_point(request: LaunchRequest) -> tuple[str, str]:
+    """Return host and port where the parts of a replica over several nodes meet.
+
+    Raises `EngineUnavailable` when nobody said where that is.
+    """
+    host, colon, port = (request.leader or "").rpartition(":")
+    if not colon:
+        raise EngineUnavailable(
+            f"{request.replica} spans {request.entry.nodes} nodes, and nobody told this one where "
+            "its first part is: update llmgw on the controller"
+        )
+    return host, port
+
+
 def secret_in_env(variable: str) -> str:
     """Return why a secret may not be an argument, and how to give it instead."""
     return (
         "a command line can be read by everybody on the node; "
-        f'write `env: {{{variable}: "${{{variable}}}"}}` and set it for the agent'
+        f"write `env: {{{variable}: {{from_env: {variable}}}}}` and set it for the agent"
     )

@@ -2,7 +2,9 @@
 
 Pure. `{host}`, `{port}` and `{model}` (the entry's name) are replaced inside each element of
 `command` and `args`; every other brace stays as written, so that JSON may be passed. No shell
-ever sees the words. The same three values are in LLMGW_HOST, LLMGW_PORT and LLMGW_MODEL.
+ever sees the words. The same values are in LLMGW_HOST, LLMGW_PORT and LLMGW_MODEL. A replica
+over several nodes also has `{part}`, `{parts}` and `{leader}`: which part this is, of how many, and
+the `HOST:PORT` on which part 0 shall listen for the others.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from collections.abc import Mapping
 from typing import Literal
 
 from llmgw.engines.base import (
+    InstanceSupport,
     KnownFailure,
     Launch,
     LaunchRequest,
     ProbeAnswer,
+    RequestCounts,
     Verdict,
     first_known,
     judge_status,
@@ -36,14 +40,25 @@ class Command:
     failures: tuple[KnownFailure, ...] = (*CUDA_FAILURES, *HOST_FAILURES)
     reserved_args: Mapping[str, str] = {}
     gpus_mean: Literal["tp", "pp"] = "tp"
-    spans_nodes = False
+    spans_nodes = True
+    tp_divides_heads = False
+    takes_fraction = False
+    cache_dtypes: tuple[str, ...] = ()
+    splits_cache = False
+    cards_by: Literal["uuid", "index"] = "uuid"
+    instances = InstanceSupport()
+    request_counts: RequestCounts | None = None
+    listens_itself = False
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Return the entry's own command with the placeholders filled in."""
         entry = request.entry
         values = {"host": request.host, "port": str(request.port), "model": entry.name}
+        if request.leader is not None:
+            parts = {"part": str(request.rank), "parts": str(entry.nodes)}
+            values |= {**parts, "leader": request.leader}
         own = {f"LLMGW_{name.upper()}": value for name, value in values.items()}
-        devices = device_environment(request.grants, by="uuid", vulkan=True)
+        devices = device_environment(request.grants, by=self.cards_by, vulkan=True)
         return Launch(
             argv=tuple(_fill(word, values) for word in (*entry.command, *entry.args)),
             env=own | entry.env | devices,

@@ -48,7 +48,7 @@ HOST_FAILURES = (
         r"GatedRepoError|(?i:access to model .* is restricted|awaiting a review from the repo)",
         "the repository is gated and the node has no access to it",
         "accept the model's terms, set HF_TOKEN for the agent, and give the entry "
-        '`env: {HF_TOKEN: "${HF_TOKEN}"}`',
+        "`env: {HF_TOKEN: {from_env: HF_TOKEN}}`",
     ),
     KnownFailure(
         r"RepositoryNotFoundError|RevisionNotFoundError|is not a valid model identifier",

@@ -12,12 +12,15 @@ from typing import Literal
 
 from llmgw.catalog.entries import Entry
 from llmgw.engines.base import (
+    InstanceSupport,
     KnownFailure,
     Launch,
     LaunchRequest,
     ProbeAnswer,
+    RequestCounts,
     Verdict,
     first_known,
+    flag_words,
     judge_status,
     on_local_files,
     secret_in_env,
@@ -28,10 +31,14 @@ from llmgw.engines.failures import CUDA_FAILURES, HOST_FAILURES
 _ALL_LAYERS = "999"
 """More layers than any model has. Older servers know no word for "all"."""
 
+_CACHE_DTYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+"""What `--cache-type-k` and `--cache-type-v` take."""
+
 _ADDRESS = "llmgw chooses the address and the port"
 _SOURCE = "write `source` instead"
 _TLS = "llmgw probes the engine without TLS and at the root path"
 _DEVICES = "llmgw chooses the devices from `class`, `gpus` and `tp`"
+_CACHE = "write `kv_cache_dtype` instead"
 
 _RESERVED = {
     "--host": _ADDRESS,
@@ -54,6 +61,10 @@ _RESERVED = {
     "--ctx-size": "write `context` instead",
     "-np": "write `parallel` instead",
     "--parallel": "write `parallel` instead",
+    "-ctk": _CACHE,
+    "--cache-type-k": _CACHE,
+    "-ctv": _CACHE,
+    "--cache-type-v": _CACHE,
     "-dev": _DEVICES,
     "--device": _DEVICES,
     "--rpc": _DEVICES,
@@ -89,6 +100,12 @@ _FAILURES = (
         "install a newer llama-server on the node",
     ),
     KnownFailure(
+        r"(?:quantized V cache|V cache quantization) requires flash_attn"
+        r"|quantized V cache was requested, but this requires Flash Attention",
+        "the values of the KV cache can be quantised only with flash attention, which is off here",
+        "leave `--flash-attn off` out of `args`, or write f16 for the value of `kv_cache_dtype`",
+    ),
+    KnownFailure(
         r"error: invalid argument|error while handling argument"
         r"|takes only the common arguments",
         "llama-server does not know an argument, or not with that value",
@@ -113,12 +130,32 @@ class LlamaCpp:
     reserved_args: Mapping[str, str] = _RESERVED
     gpus_mean: Literal["tp", "pp"] = "pp"
     spans_nodes = False
+    tp_divides_heads = False
+    takes_fraction = False
+    cache_dtypes: tuple[str, ...] = (
+        "f32",
+        "f16",
+        "bf16",
+        "q8_0",
+        "q5_1",
+        "q5_0",
+        "q4_1",
+        "q4_0",
+        "iq4_nl",
+    )
+    splits_cache = True
+    cards_by: Literal["uuid", "index"] = "uuid"
+    instances = InstanceSupport(always=True)
+    request_counts: RequestCounts | None = RequestCounts(
+        "/metrics", ("llamacpp:requests_processing", "llamacpp:requests_deferred")
+    )
+    listens_itself = True
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Return the command line of `llama-server` for `request`."""
         entry = request.entry
         offline = {"LLAMA_ARG_OFFLINE": "1"} if on_local_files(entry) else {}
-        devices = device_environment(request.grants, by="uuid", vulkan=True)
+        devices = device_environment(request.grants, by=self.cards_by, vulkan=True)
         argv = (
             *request.program,
             *("-m" if on_local_files(entry) else "-hf", entry.source or ""),
@@ -150,7 +187,8 @@ def _size_arguments(entry: Entry) -> tuple[str, ...]:
         arguments += ("-c", str(entry.context * (entry.parallel or 1)))
     if entry.parallel is not None:
         arguments += ("-np", str(entry.parallel))
-    return arguments
+    cache = {"--cache-type-k": entry.cache_key_dtype, "--cache-type-v": entry.cache_value_dtype}
+    return arguments + flag_words(cache)
 
 
 def _device_arguments(request: LaunchRequest) -> tuple[str, ...]:

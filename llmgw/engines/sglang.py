@@ -11,15 +11,18 @@ from typing import Literal
 
 from llmgw.catalog.entries import Entry
 from llmgw.engines.base import (
+    InstanceSupport,
     KnownFailure,
     Launch,
     LaunchRequest,
     ProbeAnswer,
+    RequestCounts,
     Verdict,
     first_known,
     flag_words,
     hub_environment,
     judge_status,
+    meeting_point,
     memory_share,
 )
 from llmgw.engines.devices import device_environment, on_processor
@@ -52,7 +55,9 @@ _RESERVED = {
     "--nnodes": _SPLIT,
     "--node-rank": _SPLIT,
     "--base-gpu-id": "llmgw chooses the devices from `class` and `gpus`",
-    "--mem-fraction-static": "write `memory` instead",
+    "--dist-init-addr": _ADDRESS,
+    "--mem-fraction-static": "write `memory` or `gpu_memory_fraction` instead",
+    "--kv-cache-dtype": "write `kv_cache_dtype` instead",
     "--api-key": "a command line can be read by everybody on the node; leave it out, since the "
     "engine listens on an address that only the gateway reaches",
 }
@@ -98,6 +103,16 @@ class Sglang:
     reserved_args: Mapping[str, str] = _RESERVED
     gpus_mean: Literal["tp", "pp"] = "tp"
     spans_nodes = True
+    tp_divides_heads = True
+    takes_fraction = True
+    cache_dtypes: tuple[str, ...] = ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1")
+    splits_cache = False
+    cards_by: Literal["uuid", "index"] = "index"
+    instances = InstanceSupport(why="it may read CUDA_VISIBLE_DEVICES as numbers, as vLLM does")
+    request_counts: RequestCounts | None = RequestCounts(
+        "/metrics", ("sglang:num_running_reqs", "sglang:num_queue_reqs")
+    )
+    listens_itself = True
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Return the command line of `sglang serve` for `request`."""
@@ -107,12 +122,15 @@ class Sglang:
             *("serve", "--model-path", entry.source or "", "--served-model-name", entry.name),
             *("--host", request.host, "--port", str(request.port)),
             *_model_arguments(entry),
+            *_node_arguments(request),
             *_memory_arguments(request),
             *entry.args,
         )
         return Launch(
             argv=argv,
-            env=hub_environment(entry) | entry.env | device_environment(request.grants, by="index"),
+            env=hub_environment(entry)
+            | entry.env
+            | device_environment(request.grants, by=self.cards_by),
             health_path=entry.health_path or "/health",
         )
 
@@ -132,17 +150,28 @@ def _model_arguments(entry: Entry) -> tuple[str, ...]:
         "--max-running-requests": entry.parallel,
         "--tp-size": entry.tp if entry.tp > 1 else None,
         "--pp-size": entry.pp if entry.pp > 1 else None,
+        "--kv-cache-dtype": entry.cache_key_dtype,
     }
     return flag_words(wanted)
+
+
+def _node_arguments(request: LaunchRequest) -> tuple[str, ...]:
+    if request.entry.nodes == 1:
+        return ()
+    meeting = ":".join(meeting_point(request))
+    where = {"--nnodes": request.entry.nodes, "--node-rank": request.rank}
+    return flag_words(where | {"--dist-init-addr": meeting})
 
 
 def _memory_arguments(request: LaunchRequest) -> tuple[str, ...]:
     if on_processor(request.grants):
         return ("--device", "cpu")
     share = memory_share(request)
-    if share is None:
+    fraction = request.entry.gpu_memory_fraction
+    if fraction is None and share is not None:
+        fraction = min(_LARGEST_FRACTION, _STATIC_SHARE * share)
+    if fraction is None:
         return ()
-    fraction = min(_LARGEST_FRACTION, _STATIC_SHARE * share)
     return ("--mem-fraction-static", f"{fraction:.4f}")
 
 

@@ -2,7 +2,7 @@
 
 Pure: command line, environment, health and last words. vLLM reads CUDA_VISIBLE_DEVICES as
 numbers, so whole cards are given by index in PCI order; versions that do so cannot open a MIG
-instance, and die with the words that `failures` explains.
+instance (`Vllm.instances`), and die with words that its list of failures explains.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from typing import Literal
 
 from llmgw.catalog.entries import Entry
 from llmgw.engines.base import (
+    InstanceSupport,
     KnownFailure,
     Launch,
     LaunchRequest,
     ProbeAnswer,
+    RequestCounts,
     Verdict,
     first_known,
     flag_words,
     hub_environment,
     judge_status,
+    meeting_point,
     memory_share,
     secret_in_env,
 )
@@ -32,6 +35,14 @@ _LARGEST_FRACTION = 0.97
 
 _SHUTDOWN_MARGIN_SECONDS = 5
 """Between the end of vLLM's own drain and the moment when its group is killed."""
+
+_CACHE_DTYPES = (
+    *("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla"),
+    *("nvfp4", "nvfp4_ds_mla", "nvfp4_4over6"),
+    *("int4_per_token_head", "int8_per_token_head", "fp8_per_token_head"),
+    *("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"),
+)
+"""What `--kv-cache-dtype` takes (vllm/config/cache.py). Older versions know fewer."""
 
 _QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
@@ -53,7 +64,13 @@ _RESERVED = {
     "--tensor-parallel-size": _SPLIT,
     "-pp": _SPLIT,
     "--pipeline-parallel-size": _SPLIT,
-    "--gpu-memory-utilization": "write `memory` instead",
+    "--nnodes": _SPLIT,
+    "--node-rank": _SPLIT,
+    "--master-addr": _ADDRESS,
+    "--master-port": _ADDRESS,
+    "--headless": _SPLIT,
+    "--gpu-memory-utilization": "write `memory` or `gpu_memory_fraction` instead",
+    "--kv-cache-dtype": "write `kv_cache_dtype` instead",
     "--shutdown-timeout": "write `stop_seconds` instead",
     "--root-path": _TLS,
     "--ssl-keyfile": _TLS,
@@ -126,6 +143,18 @@ class Vllm:
     reserved_args: Mapping[str, str] = _RESERVED
     gpus_mean: Literal["tp", "pp"] = "tp"
     spans_nodes = True
+    tp_divides_heads = True
+    takes_fraction = True
+    cache_dtypes: tuple[str, ...] = _CACHE_DTYPES
+    splits_cache = False
+    cards_by: Literal["uuid", "index"] = "index"
+    instances = InstanceSupport(
+        fails_through=(0, 20, 1), why="it reads CUDA_VISIBLE_DEVICES as numbers"
+    )
+    request_counts: RequestCounts | None = RequestCounts(
+        "/metrics", ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    )
+    listens_itself = True
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Return the command line of `vllm serve` for `request`."""
@@ -136,13 +165,14 @@ class Vllm:
             *("--host", request.host, "--port", str(request.port)),
             *("--shutdown-timeout", str(_shutdown_seconds(entry))),
             *_model_arguments(entry),
+            *_node_arguments(request),
             *_memory_arguments(request),
             *entry.args,
         )
         env = _QUIET | hub_environment(entry) | entry.env
         return Launch(
             argv=argv,
-            env=env | device_environment(request.grants, by="index"),
+            env=env | device_environment(request.grants, by=self.cards_by),
             health_path=entry.health_path or "/health",
         )
 
@@ -167,16 +197,33 @@ def _model_arguments(entry: Entry) -> tuple[str, ...]:
         "--max-num-seqs": entry.parallel,
         "--tensor-parallel-size": entry.tp if entry.tp > 1 else None,
         "--pipeline-parallel-size": entry.pp if entry.pp > 1 else None,
+        "--kv-cache-dtype": entry.cache_key_dtype,
     }
     return flag_words(wanted)
+
+
+def _node_arguments(request: LaunchRequest) -> tuple[str, ...]:
+    """The first part serves; the others have no port of their own."""
+    if request.entry.nodes == 1:
+        return ()
+    host, port = meeting_point(request)
+    where: dict[str, str | int | None] = {
+        "--nnodes": request.entry.nodes,
+        "--node-rank": request.rank,
+        "--master-addr": host.strip("[]"),
+        "--master-port": port,
+    }
+    return (*flag_words(where), *(("--headless",) if request.rank else ()))
 
 
 def _memory_arguments(request: LaunchRequest) -> tuple[str, ...]:
     """Keep vLLM to the entry's memory: by default it takes nine tenths of the whole card."""
     share = memory_share(request)
-    if on_processor(request.grants) or share is None:
+    fraction = request.entry.gpu_memory_fraction
+    if fraction is None and share is not None:
+        fraction = min(_LARGEST_FRACTION, share)
+    if on_processor(request.grants) or fraction is None:
         return ()
-    fraction = min(_LARGEST_FRACTION, share)
     return ("--gpu-memory-utilization", f"{fraction:.4f}")
 
 

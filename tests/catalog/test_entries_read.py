@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.catalog.diff import CatalogDiff, diff
-from llmgw.catalog.entries import Catalog, Entry
+from llmgw.catalog.entries import Entry, Labels
 from llmgw.catalog.load import load, parse
 
 FULL = """\
@@ -28,6 +27,16 @@ models:
     health: /ready
     start_seconds: 90
     stop_seconds: 2.5
+    liveness_seconds: 30
+    policy: pack
+    share: true
+    nvlink: ignore
+    priority: -5
+    kv_cache_dtype: {key: q8_0, value: f16}
+    labels:
+      require: {zone: eu-*}
+      prefer: {disk: nvme}
+      avoid: {pool: training}
 """
 
 
@@ -58,6 +67,16 @@ def test_every_field_is_read() -> None:
             health_path="/ready",
             start_seconds=90.0,
             stop_seconds=2.5,
+            liveness_seconds=30.0,
+            policy="pack",
+            share=True,
+            nvlink="ignore",
+            priority=-5,
+            cache_key_dtype="q8_0",
+            cache_value_dtype="f16",
+            labels=Labels(
+                require={"zone": "eu-*"}, prefer={"disk": "nvme"}, avoid={"pool": "training"}
+            ),
         ),
     )
 
@@ -76,6 +95,21 @@ def test_every_field_is_read() -> None:
 )
 def test_memory_is_read_in_every_unit(written: str, memory_bytes: int) -> None:
     assert entry(memory=written).memory_bytes == memory_bytes
+
+
+def test_one_word_is_the_type_of_both_halves_of_the_cache() -> None:
+    read = entry(kv_cache_dtype="fp8", gpu_memory_fraction="0.9")
+    assert (read.cache_key_dtype, read.cache_value_dtype) == ("fp8", "fp8")
+    assert read.gpu_memory_fraction == 0.9
+
+
+def test_what_only_the_node_knows_is_kept_as_a_reference() -> None:
+    env = "{A: {from_env: HF_TOKEN}, B: {from_file: /run/secrets/b}, C: 'Bearer ${T}'}"
+    assert entry(env=env).env == {
+        "A": "${HF_TOKEN}",
+        "B": "${file:/run/secrets/b}",
+        "C": "Bearer ${T}",
+    }
 
 
 @pytest.mark.parametrize(
@@ -133,10 +167,3 @@ def test_a_command_that_never_names_its_port_is_a_warning(tmp_path: Path) -> Non
     assert "LLMGW_PORT" in load(path).warnings[0]
     path.write_text(text % ", '--port={port}'")
     assert load(path).warnings == ()
-
-
-def test_a_diff_names_what_came_what_went_and_what_changed() -> None:
-    a, b, c = (entry(name=name) for name in "abc")
-    old, new = Catalog(models=(a, b)), Catalog(models=(entry(name="b", tp="2"), c))
-    assert diff(old, new) == CatalogDiff(added=("c",), removed=("a",), changed=("b",))
-    assert diff(old, old) == CatalogDiff(added=(), removed=(), changed=())

@@ -115,7 +115,7 @@ def test_ten_mistakes_give_ten_lines_in_the_order_of_the_file() -> None:
         ({"tensor_parallel": "2"}, 7, "tensor_parallel", "did you mean `tp`?"),
         ({"vram": "2GiB"}, 7, "vram", "did you mean `memory`?"),
         ({"zzz": "2"}, 7, "zzz", "there are name, engine"),
-        ({"<<": "{a: b}"}, 7, "<<", "no field"),
+        ({"<<": "{a: b}"}, 7, "<<", "a merge is not read"),
     ],
 )
 def test_a_wrong_field_is_named_with_its_line_and_what_to_write(
@@ -131,7 +131,7 @@ def test_a_wrong_field_is_named_with_its_line_and_what_to_write(
     [
         ({"gpus": "4", "tp": "8"}, "gpus", "tp 8 x pp 1 = 8"),
         ({"gpus": "4", "tp": "2", "pp": "4"}, "gpus", "tp 2 x pp 4 = 8"),
-        ({"nodes": "2", "tp": "8"}, "nodes", "multiple of 2"),
+        ({"nodes": "2", "tp": "8", "pp": "3"}, "nodes", "multiple of 2"),
         ({"nodes": "2", "pp": "3"}, "nodes", "multiple of 2"),
         ({"nodes": "2", "gpus": "3"}, "nodes", "evenly"),
         ({"class": "a100-80g-mig-1g.10gb", "tp": "2"}, "tp", "one MIG instance"),
@@ -161,7 +161,7 @@ def test_a_wrong_field_is_named_with_its_line_and_what_to_write(
         ({"env": "{CUDA_VISIBLE_DEVICES: '0'}"}, "env", "set by llmgw"),
         ({"env": "{LLMGW_NODE: x}"}, "env", "set by llmgw"),
         ({"args": "[--admin-token, abcdefgh]"}, "args", "looks like a secret"),
-        ({"env": "{MY_API_KEY: hello}"}, "env", 'MY_API_KEY: "${MY_API_KEY}"'),
+        ({"env": "{MY_API_KEY: hello}"}, "env", "MY_API_KEY: {from_env: MY_API_KEY}"),
         ({"env": "{DB_PASSWORD: hello}"}, "env", "holds a secret"),
         ({"env": "{PLAIN: hf_abcdefghijklmnopqrst}"}, "env", "holds a secret"),
     ],

@@ -222,20 +222,40 @@ class TestApply:
         ]
         assert ctl("events").out == ""
 
-    def test_a_dry_run_says_what_would_be_decided_and_writes_nothing(
+    def test_the_diff_against_what_is_in_force_is_shown(self, ctl: Ctl, tmp_path: Path) -> None:
+        ctl.store(serving().messages)
+        changed = MODEL.replace("10GiB", "12GiB") + "    env: {HF_TOKEN: {from_env: HF_TOKEN}}\n"
+        other = MODEL.removeprefix("models:\n").replace("tiny", "other")
+        (tmp_path / "next.yaml").write_text(changed + other)
+        lines = ctl("apply", "next.yaml", "--wait", "0").out.splitlines()
+        assert lines[1:] == [
+            "+ other",
+            "~ tiny: memory 10.0 GiB -> 12.0 GiB, env.HF_TOKEN none -> ${HF_TOKEN}",
+        ]
+        again = json.loads(ctl("apply", "next.yaml", "--wait", "0", "-o", "json").out)
+        assert [one["name"] for one in again["changes"]["changed"]] == ["tiny"]
+
+    def test_a_dry_run_says_what_would_come_of_it_and_writes_nothing(
         self, ctl: Ctl, catalog: str
     ) -> None:
         ctl.store(led(started(History())).messages)
         done = ctl("apply", catalog, "--dry-run", "-o", "yaml")
         assert done.code == 0
-        (found,) = yaml.safe_load(done.out)
-        assert found["summary"] == "r1 of tiny goes to n1, device 0"
+        found = yaml.safe_load(done.out)
+        (step,) = found["steps"]
+        assert (step["action"], step["replica"], step["model"]) == ("start", "r1", "tiny")
+        assert step["after"] == [{"node": "n1", "devices": ["0"]}]
+        assert found["changes"] == {"added": ["tiny"], "removed": [], "changed": []}
+        table = ctl("apply", catalog, "--dry-run").out.splitlines()
+        assert table[0] == "+ tiny"
+        assert table[3].split()[:5] == ["tiny", "start", "r1", "-", "n1"]
         assert len(json.loads(ctl("events", "-o", "json").out)) == 3
 
     def test_a_dry_run_of_what_fits_nowhere_says_no(self, ctl: Ctl, catalog: str) -> None:
         done = ctl("apply", catalog, "--dry-run")
         assert done.code == 4
-        assert "1 replica without a place (1 no device of class a100-80g)" in done.out
+        assert "1 more" in done.out
+        assert "1 no device of class a100-80g" in done.out
 
 
 class TestConnection:

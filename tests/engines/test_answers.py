@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmgw.engines.base import ProbeAnswer, Verdict
-from llmgw.engines.references import resolve
+from llmgw.engines.references import from_file, resolve
 from llmgw.engines.registry import ENGINES, engine
 from llmgw.errors import EngineUnavailable
 
@@ -50,8 +50,57 @@ def test_a_health_answer_tells_loading_from_broken(
         ("llama.cpp", "data is not within the file bounds, model is corrupted", "no GGUF"),
         ("llama.cpp", "couldn't bind HTTP server socket, hostname: 127.0.0.1", "listens on the"),
         ("llama.cpp", 'error while handling argument "-c": stoi', "does not know an argument"),
+        (
+            "llama.cpp",
+            'error while handling argument "--cache-type-k": Unsupported cache type: x',
+            "does not know an argument",
+        ),
         ("llama.cpp", "unknown model architecture: 'new'", "too old"),
         ("llama.cpp", "cudaMalloc failed: out of memory", "not enough free memory"),
+        (
+            "llama.cpp",
+            "llama_init_from_model: quantized V cache requires flash_attn to be enabled",
+            "only with flash attention",
+        ),
+        (
+            "llama.cpp",
+            "ggml_vulkan: Device memory allocation failed.\nvk::Device: ErrorOutOfDeviceMemory",
+            "not enough free memory",
+        ),
+        (
+            "vllm",
+            "ValueError: invalid literal for int() with base 10: 'GPU-7f57f032'",
+            "cannot open a device by its UUID",
+        ),
+        (
+            "sglang",
+            "ValueError: invalid literal for int() with base 10: 'MIG-4c60d78c'",
+            "cannot open a device by its UUID",
+        ),
+        ("sglang", "CUDA error: no kernel image is available for execution on the device", "built"),
+        (
+            "sglang",
+            "RuntimeError: CUDA driver version is insufficient for CUDA runtime version",
+            "driver is older",
+        ),
+        ("sglang", "torch.OutOfMemoryError: CUDA out of memory. Tried", "not enough free memory"),
+        (
+            "sglang",
+            "ERROR: [Errno 98] error while attempting to bind: address already in use",
+            "port",
+        ),
+        ("sglang", "ValueError: 14 is not divisible by tp_size 4", "evenly"),
+        (
+            "vllm",
+            "OSError: You are trying to access a gated repo.\nAccess to model m/x is restricted",
+            "gated",
+        ),
+        (
+            "vllm",
+            "OSError: /srv/m does not appear to have a file named config.json",
+            "holds no model",
+        ),
+        ("vllm", "RepositoryNotFoundError: 401 Client Error", "no such repository"),
         ("vllm", "ValueError: invalid literal for int() with base 10: 'MIG-4c6'", "MIG instance"),
         ("vllm", "torch.OutOfMemoryError: CUDA out of memory. Tried", "not enough free memory"),
         ("vllm", "CUDA error: no kernel image is available for execution on the device", "built"),
@@ -98,16 +147,39 @@ def test_an_engine_that_this_version_lacks_says_to_upgrade() -> None:
         engine("tensorrt")
 
 
+FILES = {"/run/secrets/token": "from a file", "/srv/an odd (1)": "odd $1"}
+
+
+def read(path: str) -> str:
+    return FILES[path]
+
+
 def test_references_take_their_value_from_the_node() -> None:
     env = {"A": "Bearer ${TOKEN}", "B": "$HOME ${TOKEN}${X}", "C": "plain"}
-    assert resolve(env, {"TOKEN": "t", "X": "$1"}) == {
+    env |= {
+        "D": from_file("/run/secrets/token"),
+        "E": "x" + from_file("/srv/an odd (1)"),
+    }
+    assert resolve(env, {"TOKEN": "t", "X": "$1"}, read) == {
         "A": "Bearer t",
         "B": "$HOME t$1",
         "C": "plain",
+        "D": "from a file",
+        "E": "xodd $1",
     }
+
+
+def test_a_value_that_looks_like_a_reference_is_not_resolved_again() -> None:
+    values = {"A": "${B}", "B": "hidden"}
+    assert resolve({"X": "${A}"}, values, read) == {"X": "${B}"}
 
 
 def test_a_reference_to_nothing_names_every_missing_variable_and_no_value() -> None:
     with pytest.raises(EngineUnavailable, match="refers to A, B,") as caught:
-        resolve({"X": "${B}${A}${C}"}, {"C": "hidden"})
+        resolve({"X": "${B}${A}${C}"}, {"C": "hidden"}, read)
     assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["${file:relative}", "${file:}", "${}", "${1A}", "$A", "${A"])
+def test_what_is_no_reference_stays_as_it_is(text: str) -> None:
+    assert resolve({"X": text}, {"A": "a"}, read) == {"X": text}

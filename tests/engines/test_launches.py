@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from llmgw.catalog.entries import Entry
 from llmgw.engines.base import Grant, Launch, LaunchRequest
 from llmgw.engines.registry import engine
+from llmgw.errors import EngineUnavailable
 
 GIB = 2**30
 CPU = Grant(uuid="cpu-node1", device_class="cpu")
@@ -51,6 +53,13 @@ SIZES = "--context-length 8192 --max-running-requests 16"
         ("llama.cpp", [*CARDS], {"gpus": 2, "tp": 2}, f"{LLAMA} -ngl 999 --split-mode row"),
         ("llama.cpp", [MIG], {"context": 4096}, f"{LLAMA} -c 4096 -ngl 999"),
         ("llama.cpp", [MIG], {"context": 64, "parallel": 4}, f"{LLAMA} -c 256 -np 4 -ngl 999"),
+        (
+            "llama.cpp",
+            [MIG],
+            {"cache_key_dtype": "q8_0", "cache_value_dtype": "q4_0"},
+            f"{LLAMA} --cache-type-k q8_0 --cache-type-v q4_0 -ngl 999",
+        ),
+        ("llama.cpp", [MIG], {"cache_key_dtype": "q8_0"}, f"{LLAMA} --cache-type-k q8_0 -ngl 999"),
         ("llama.cpp", [MIG], {"args": ("--jinja",)}, f"{LLAMA} -ngl 999 --jinja"),
         ("vllm", [CPU], {}, VLLM),
         ("vllm", [MIG], {}, VLLM),
@@ -62,6 +71,19 @@ SIZES = "--context-length 8192 --max-running-requests 16"
             f"{VLLM} --max-model-len 8192 --max-num-seqs 16 {TP_2} --gpu-memory-utilization 0.9700",
         ),
         ("vllm", [MIG], {"pp": 2}, f"{VLLM} --pipeline-parallel-size 2"),
+        (
+            "vllm",
+            [CARDS[0]],
+            {"cache_key_dtype": "fp8", "cache_value_dtype": "fp8", "gpu_memory_fraction": 0.85},
+            f"{VLLM} --kv-cache-dtype fp8 --gpu-memory-utilization 0.8500",
+        ),
+        ("vllm", [MIG], {"gpu_memory_fraction": 0.9}, f"{VLLM} --gpu-memory-utilization 0.9000"),
+        (
+            "sglang",
+            [CARDS[0]],
+            {"cache_key_dtype": "fp8_e5m2", "gpu_memory_fraction": 0.8},
+            f"{SGLANG} --kv-cache-dtype fp8_e5m2 --mem-fraction-static 0.8000",
+        ),
         ("sglang", [MIG], {}, SGLANG),
         ("sglang", [CPU], {}, f"{SGLANG} --device cpu"),
         (
@@ -76,6 +98,54 @@ def test_an_engine_gets_the_command_line_of_its_entry(
     engine_name: str, grants: list[Grant], fields: dict[str, Any], command_line: str
 ) -> None:
     assert " ".join(launch(engine_name, *grants, **fields).argv) == command_line
+
+
+def test_parts_on_several_nodes_meet_where_they_were_told() -> None:
+    def last(engine_name: str, rank: int) -> str:
+        entry = Entry(name="m", engine=engine_name, classes=("*",), memory_bytes=GIB, source="/m")
+        entry = replace(entry, gpus=4, tp=2, pp=2, nodes=2)
+        program, leader = (engine_name,), "[fd00::7]:29500"
+        request = LaunchRequest("r1", entry, CARDS, program, "::1", 18100, rank, leader)
+        return " ".join(engine(engine_name).launch(request).argv)
+
+    where = "--nnodes 2 --node-rank {} --master-addr fd00::7 --master-port 29500"
+    assert where.format(0) in last("vllm", 0)
+    assert where.format(1) + " --headless" in last("vllm", 1)
+    assert "--headless" not in last("vllm", 0)
+    assert "--nnodes 2 --node-rank 1 --dist-init-addr [fd00::7]:29500" in last("sglang", 1)
+
+
+def test_without_a_meeting_point_several_nodes_are_refused() -> None:
+    for engine_name in ("vllm", "sglang"):
+        with pytest.raises(EngineUnavailable, match="r1 spans 2 nodes"):
+            launch(engine_name, *CARDS, gpus=4, tp=2, pp=2, nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("engine_name", "version", "opens"),
+    [
+        ("llama.cpp", None, True),
+        ("llama.cpp", (0, 1), True),
+        ("vllm", (0, 9, 2), False),
+        ("vllm", (0, 20, 1), False),
+        ("vllm", (0, 32, 0), None),
+        ("vllm", None, None),
+        ("sglang", (0, 5, 23), None),
+    ],
+)
+def test_it_is_known_which_versions_open_a_mig_instance(
+    engine_name: str, version: tuple[int, ...] | None, opens: bool | None
+) -> None:
+    assert engine(engine_name).instances.opens(version) is opens
+
+
+def test_words_of_a_cache_type_are_those_that_the_engine_has() -> None:
+    assert "q8_0" in engine("llama.cpp").cache_dtypes
+    assert "fp8" in engine("vllm").cache_dtypes
+    assert not set(engine("llama.cpp").cache_dtypes) & set(engine("vllm").cache_dtypes)
+    for name in ("llama.cpp", "vllm", "sglang"):
+        reserved = {f for f, why in engine(name).reserved_args.items() if "kv_cache_dtype" in why}
+        assert reserved, name
 
 
 BY_UUID = {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-3", "GGML_VK_VISIBLE_DEVICES": "1,3"}
