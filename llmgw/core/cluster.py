@@ -86,10 +86,14 @@ class Part(msgspec.Struct, gc=False):
     meaning: str | None = None
     advice: str | None = None
     output: str | None = None
+    meeting_port: int | None = None
 
 
 class Replica(msgspec.Struct, gc=False):
-    """One running, or wanted, copy of a model. `entry` is what it was decided with (see `unit`)."""
+    """One running, or wanted, copy of a model. `entry` is what it was decided with (see `unit`).
+
+    `regroups` counts how often a replica of several parts was started again as a whole.
+    """
 
     name: str
     model: str
@@ -100,6 +104,7 @@ class Replica(msgspec.Struct, gc=False):
     decided_at: int
     retired: str | None = None
     score: dict[str, int] = {}
+    regroups: int = 0
 
 
 class Model(msgspec.Struct, gc=False):

@@ -17,7 +17,12 @@ from llmgw.engines.base import Grant
 
 
 class Assignment(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
-    """One part of a replica that should run on the node, on these devices."""
+    """One part of a replica that should run on the node, on these devices.
+
+    Of a replica of several `parts`, part 0 leads: the others are told its `leader` address
+    (`HOST:PORT`, where all parts meet) once it has said that it is starting. `failures` is how
+    often the group was started again because one of its parts ended.
+    """
 
     replica: Token
     part: Whole = 0
@@ -25,6 +30,9 @@ class Assignment(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
     entry: Entry
     devices: tuple[Whole, ...]
     grants: tuple[Grant, ...]
+    parts: Whole = 1
+    leader: str | None = None
+    failures: Whole = 0
 
 
 class SetAssignments(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):

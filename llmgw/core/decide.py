@@ -316,6 +316,9 @@ def _assignments(state: Cluster, node: Node) -> Iterator[Assignment]:
         for number, part in enumerate(replica.parts):
             if part.node != node.name:
                 continue
+            leader = _meeting_place(state, replica) if number else None
+            if number and leader is None:
+                continue  # part 0 has not said yet where to meet it
             yield Assignment(
                 replica=replica.name,
                 part=number,
@@ -323,4 +326,15 @@ def _assignments(state: Cluster, node: Node) -> Iterator[Assignment]:
                 entry=replica.entry,
                 devices=part.devices,
                 grants=part.grants,
+                parts=len(replica.parts),
+                leader=leader,
+                failures=replica.regroups,
             )
+
+
+def _meeting_place(state: Cluster, replica: Replica) -> str | None:
+    """Return where the parts of a replica meet, as far as its first part has said it."""
+    first = replica.parts[0]
+    if first.meeting_port is None or first.phase not in ("starting", "ready"):
+        return None
+    return f"{state.nodes[first.node].address}:{first.meeting_port}"

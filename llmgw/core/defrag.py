@@ -70,6 +70,11 @@ def proposals(state: Cluster, size: int, most: int = 3) -> list[Proposal]:
     return found[:most]
 
 
+def is_free(state: Cluster, size: int) -> bool:
+    """Return whether so many devices of one domain are free as it is."""
+    return any(domain.free >= size for domain in _domains(state))
+
+
 def _domains(state: Cluster) -> Iterator[_Domain]:
     """Yield the domains that replicas can be moved out of, or that are free."""
     on_node: dict[str, list[Replica]] = {}

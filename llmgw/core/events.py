@@ -18,7 +18,7 @@ import msgspec
 
 from llmgw.catalog.entries import Catalog
 from llmgw.core.values import Text, Token, Whole
-from llmgw.hardware.types import Inventory
+from llmgw.hardware.types import Exact, Inventory
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
@@ -104,12 +104,16 @@ class PartEvent(Event, frozen=True, kw_only=True):
 
 
 class ReplicaStarting(PartEvent, frozen=True, kw_only=True):
-    """The agent is about to start the engine: written before the process exists."""
+    """The agent is about to start the engine: written before the process exists.
+
+    `meeting_port` is where the parts of a replica over several nodes meet; part 0 alone gives it.
+    """
 
     wire = "replica.starting"
 
     port: Whole
     devices: tuple[Whole, ...]
+    meeting_port: Whole | None = None
 
 
 class ReplicaBecameReady(PartEvent, frozen=True, kw_only=True):
@@ -148,7 +152,7 @@ class ReplicaFailed(PartEvent, frozen=True, kw_only=True):
     wire = "replica.failed"
 
     reason: Text
-    exit_code: int | None = None
+    exit_code: Exact | None = None
     signal: Whole | None = None
     meaning: Text | None = None
     advice: Text | None = None
@@ -359,8 +363,8 @@ class ReplicaAssigned(Decision, frozen=True, kw_only=True):
     catalog: Whole
     parts: tuple[PartPlacement, ...]
     reasons: tuple[Text, ...]
-    refusals: dict[str, int] = {}
-    score: dict[str, int] = {}
+    refusals: dict[str, Whole] = {}
+    score: dict[str, Exact] = {}
 
 
 class ModelLeftUnplaced(Decision, frozen=True, kw_only=True):
@@ -370,7 +374,7 @@ class ModelLeftUnplaced(Decision, frozen=True, kw_only=True):
 
     model: Text
     missing: Whole
-    refusals: dict[str, int]
+    refusals: dict[str, Whole]
 
 
 class ReplicaRetired(Decision, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ from llmgw.core.index import touch
 from llmgw.core.records import Body, NewerVersion, Record, UnknownType, Unreadable
 from llmgw.core.refusals import refuses
 from llmgw.core.values import MAX_INTEGER, NEXT_PHASES, Phase
-from llmgw.core.wishes import WISHES
+from llmgw.core.wishes import WISHES, new_generation
 from llmgw.engines.base import Grant
 from llmgw.hardware.types import Device, Inventory
 
@@ -140,6 +140,8 @@ def _node_started(state: Cluster, node: Node, body: e.NodeStarted) -> None:
             if part.phase in ("starting", "ready", "stopping"):
                 _move(state, part, "lost")
                 part.reason = "the machine restarted"
+        for name in _replicas_on(node):
+            _regroup(state, name)
 
 
 def _node_stopped(state: Cluster, node: Node, body: e.NodeStopped) -> None:
@@ -241,6 +243,11 @@ def _replica_starting(state: Cluster, node: Node, body: e.ReplicaStarting) -> No
         part.attempt = body.attempt
         part.port = body.port
         part.pid = None
+        replica = state.replicas[body.replica]
+        if len(replica.parts) > 1 and body.part == 0:
+            part.meeting_port = body.meeting_port
+            for other in replica.parts[1:]:  # they are told where to meet it
+                state.nodes[other.node].revision += 1
 
 
 def _replica_ready(state: Cluster, node: Node, body: e.ReplicaBecameReady) -> None:
@@ -284,6 +291,18 @@ def _replica_failed(state: Cluster, node: Node, body: e.ReplicaFailed) -> None:
         part.meaning = body.meaning
         part.advice = body.advice
         part.output = body.output
+        _regroup(state, body.replica)
+
+
+def _regroup(state: Cluster, name: str) -> None:
+    """Start a replica of several parts again as a whole: none of them can go on without another.
+
+    It is a new generation, so whatever the old one still says changes nothing.
+    """
+    replica = state.replicas[name]
+    if len(replica.parts) > 1 and replica.retired is None:
+        replica.regroups += 1
+        new_generation(state, replica)
 
 
 def _replica_stopped(state: Cluster, node: Node, body: e.ReplicaStopped) -> None:
@@ -295,7 +314,9 @@ def _replica_stopped(state: Cluster, node: Node, body: e.ReplicaStopped) -> None
         part.pid = None
         part.reason = body.reason
         last = node.retiring.get(body.replica)
-        if last is not None and body.revision >= last:
+        if last is None:
+            _regroup(state, body.replica)
+        elif body.revision >= last:
             replica = state.replicas[body.replica]
             for other in replica.parts:
                 if other.phase != "stopped" and other.node == node.name:
@@ -497,8 +518,12 @@ def _commanded(state: Cluster, body: SetAssignments, addressee: str) -> None:
 
 def _parts_on(state: Cluster, node: Node) -> list[Part]:
     """Return the parts on a node, by what its memory is held for: looking at all takes long."""
-    names = dict.fromkeys(name for holders in node.held.values() for name in holders)
+    names = _replicas_on(node)
     return [p for name in names for p in state.replicas[name].parts if p.node == node.name]
+
+
+def _replicas_on(node: Node) -> list[str]:
+    return [*dict.fromkeys(name for holders in node.held.values() for name in holders)]
 
 
 # Tables instead of chains of tests: the fold's speed is these lookups.

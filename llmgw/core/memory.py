@@ -11,6 +11,7 @@ from zlib import crc32
 import msgspec
 
 from llmgw.core.commands import Assignment
+from llmgw.core.limits import Limits
 from llmgw.core.stimuli import Key
 from llmgw.core.values import Phase
 from llmgw.hardware.types import Inventory
@@ -24,12 +25,25 @@ class Policy(msgspec.Struct, frozen=True):
     address: str = "127.0.0.1"
     probe_seconds: float = 0.25
     liveness_seconds: float = 5.0
+    """The pause between two questions for the health of an engine that is ready."""
     liveness_failures: int = 6
+    """So many without a good answer in a row restart it, unless its entry says for how long."""
     backoff_first_seconds: float = 1.0
     backoff_cap_seconds: float = 300.0
     backoff_reset_seconds: float = 600.0
     port_quarantine_seconds: float = 30.0
     port_tries: int = 3
+    weigh_seconds: float = 2.0
+    """How long an engine that answers may wait for the sample that shows what it takes."""
+    freed_seconds: float = 15.0
+    """How long devices may hold memory of an engine that ended, before that is a fault."""
+    failing_after: int = 5
+    """So many failures in a row on a device: the replica is better tried on another one."""
+    failing_seconds: float = 3600.0
+    """How long that is said of the device."""
+    idle_counts: int = 2
+    """So often in a row an engine that shall stop must have no request."""
+    limits: Limits = Limits()
 
 
 class EnginePart(msgspec.Struct):
@@ -38,6 +52,13 @@ class EnginePart(msgspec.Struct):
     `assignment` is absent for an engine that was found running and that no command has named
     yet. `digest` tells whether two assignments of the same name and generation are the same
     (after a log was replaced they need not be).
+
+    Moments, on the brain's clock: `answered_at`, that its health was good and a sample is waited
+    for that shows what it takes; `missing_since`, that the first of `misses` questions in a row
+    got no good answer; `drain_until`, that it is stopped whatever requests it has; `gone_at`, that
+    its process ended, and its devices were not seen to be free of it yet. `empty_bytes` is what
+    was in use of each device before the start, where nobody was on it; `pids` are its processes
+    that were seen on devices; `sightings` how often in a row one was where it should not be.
     """
 
     assignment: Assignment | None
@@ -57,6 +78,32 @@ class EnginePart(msgspec.Struct):
     kill_at: float | None = None
     stop_reason: str = ""
     fail_reason: str | None = None
+    missing_since: float | None = None
+    answered_at: float | None = None
+    empty_bytes: dict[str, int] = {}
+    pids: tuple[int, ...] = ()
+    sightings: int = 0
+    drain_until: float | None = None
+    idle: int = 0
+    gone_at: float | None = None
+
+
+class Failing(msgspec.Struct):
+    """Of a device: what failed there so often in a row, in words, and when it last did."""
+
+    detail: str
+    since: float
+
+
+class Leak(msgspec.Struct):
+    """Of a device: what a part that has ended there did not give back.
+
+    `empty_bytes` was in use before it started, if that is known; `pids` were its processes.
+    """
+
+    part: str
+    empty_bytes: int | None
+    pids: tuple[int, ...] = ()
 
 
 class Memory(msgspec.Struct):
@@ -64,17 +111,22 @@ class Memory(msgspec.Struct):
 
     `wanted` is `None` until a command was received: then nothing is stopped yet. `untold`: the
     log was replaced, and no command of the new one has been received. `conditioned`: the log says,
-    or may say, that some condition holds here.
+    or may say, that some condition holds here. `unread_sequence` is the last command that was
+    refused because it could not be read: not dealt with for good, a newer agent may be able to.
+    `failing` and `leaks` are of devices, by their UUID.
     """
 
     term: int = 0
     revision: int = 0
     command_sequence: int = 0
+    unread_sequence: int = 0
     open_term: int | None = None
     untold: bool = False
     conditioned: bool = True
     wanted: list[Assignment] | None = None
     parts: dict[str, EnginePart] = {}
+    failing: dict[str, Failing] = {}
+    leaks: dict[str, Leak] = {}
     inventory: Inventory | None = None
 
 

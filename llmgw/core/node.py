@@ -12,34 +12,36 @@ agent all remembered times are counted from the new start.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypedDict
-
-import msgspec
 
 from llmgw.core import events as e
+from llmgw.core import reporting, starting, stopping, weighing
 from llmgw.core import stimuli as s
 from llmgw.core.commands import Assignment, SetAssignments
 from llmgw.core.conditions import ConditionTracker
 from llmgw.core.endings import backoff_seconds, explain, how_it_ended
-from llmgw.core.memory import EnginePart, Memory, Policy, digest, is_same, key_of, name_of
+from llmgw.core.memory import (
+    EnginePart,
+    Failing,
+    Memory,
+    Policy,
+    digest,
+    is_same,
+    key_of,
+    name_of,
+)
+from llmgw.core.starting import AT_REST
 from llmgw.core.stimuli import Effect, Key, Publish, Start
 from llmgw.core.values import Phase
 from llmgw.engines.base import ProbeAnswer
-from llmgw.engines.registry import ENGINES, engine
-from llmgw.hardware.types import Inventory, Readings
+from llmgw.engines.registry import engine
+from llmgw.hardware.types import DeviceReading, Inventory, Readings
 
-
-class _PartId(TypedDict):
-    replica: str
-    part: int
-    generation: int
-    attempt: int
-
-
-_AT_REST: tuple[Phase, ...] = ("failed", "stopped")
-"""Phases of a part that has no process."""
 _ALIVE: tuple[Phase, ...] = ("starting", "ready")
 """Phases in which an engine is asked for its health."""
+_SIGHTINGS = 2
+"""So often in a row an engine must be seen where it should not be: one look may be mistaken."""
+_UNUSED_SECONDS = 30.0
+"""How long an engine may be ready without being seen on its devices."""
 
 
 class NodeMachine:
@@ -55,6 +57,9 @@ class NodeMachine:
         self._announced = False
         self._unreadable: str | None = None
         self._quarantine: dict[int, float] = {}
+        self._name_holder: str | None = None
+        self._seen: dict[str, DeviceReading] = {}
+        self._unused: dict[str, str] = {}
         self._conditions = ConditionTracker(policy.limits)
 
     def handle(self, fact: s.Input, now: float) -> list[Effect]:
@@ -69,17 +74,22 @@ class NodeMachine:
                 yield from self._agent_started(fact, now)
             case s.CommandReceived():
                 yield from self._command_received(fact)
+            case s.CommandUnreadable():
+                yield from self._command_unreadable(fact)
             case s.InventoryTaken():
                 yield from self._inventory_taken(fact.inventory)
             case s.HardwareUnreadable():
                 if fact.reason != self._unreadable:
                     self._unreadable, self._announced = fact.reason, False
                     yield Publish(e.NodeHardwareUnreadable(reason=fact.reason))
+                self._seen.clear()
                 yield from self._measured(None, frozenset(), fact.troubles, now)
             case s.LogReplaced():
                 yield from self._log_replaced()
             case s.SampleTaken():
-                yield from self._measured(fact.readings, fact.own_pids, fact.troubles, now)
+                yield from self._sampled(fact, now)
+            case s.NameTaken():
+                self._name_holder = fact.holder
             case s.ShutdownRequested():
                 self._leaving = True
                 self._stop_on_leave = fact.stop_engines
@@ -104,8 +114,12 @@ class NodeMachine:
         memory = self.memory
         if fact.inventory is not None:
             yield from self._inventory_taken(fact.inventory)
+        for failing in memory.failing.values():
+            failing.since = now
         if fact.rebooted:  # nothing of before runs on until the controller says so again
             memory.wanted = None
+            memory.failing.clear()
+            memory.leaks.clear()
         found = {name_of(f.start.key): f for f in fact.found}
         for name, part in list(memory.parts.items()):
             yield from self._recover(name, part, found.pop(name, None), now)
@@ -123,6 +137,13 @@ class NodeMachine:
     ) -> Iterator[Effect]:
         """Tell the conditions if others hold than before."""
         memory = self.memory
+        slack_bytes = self.policy.limits.vacant_bytes
+        self._conditions.note(
+            [
+                *weighing.notes(memory, self._seen, slack_bytes),
+                *(weighing.Note(u, "unused", said) for u, said in self._unused.items()),
+            ]
+        )
         held = self._conditions.update(readings, own_pids, now, memory.inventory, troubles)
         if held or (held is not None and memory.conditioned):
             memory.conditioned = bool(held)
@@ -131,7 +152,8 @@ class NodeMachine:
     def _log_replaced(self) -> Iterator[Effect]:
         """The log is not the one that this agent knew: tell the new one what is here."""
         memory = self.memory
-        memory.term = memory.revision = memory.command_sequence = 0
+        memory.term = memory.revision = 0
+        memory.command_sequence = memory.unread_sequence = 0
         memory.open_term = None
         memory.untold = memory.conditioned = True
         self._conditions.forget_what_was_said()
@@ -140,7 +162,7 @@ class NodeMachine:
             yield Publish(e.NodeInventoryTaken(inventory=memory.inventory))
         for name, part in memory.parts.items():
             if part.pid is not None:
-                yield self._adopted(key_of(name), part)
+                yield reporting.adopted(key_of(name), part)
 
     def _recover(
         self, name: str, part: EnginePart, found: s.EngineFound | None, now: float
@@ -150,17 +172,20 @@ class NodeMachine:
         part.started_at = part.next_probe_at = part.retry_at = now
         part.kill_at = now if part.kill_at is not None else None
         part.ready_at = now if part.ready_at is not None else None
+        part.gone_at = now if part.gone_at is not None else None
+        part.answered_at = part.missing_since = part.drain_until = None
         if found is not None and (found.start.generation, found.start.attempt) >= (
             part.generation,
             part.attempt,
         ):
             part.generation, part.attempt = found.start.generation, found.start.attempt
-            part.pid, part.port = found.pid, found.port
+            part.pid, part.port, part.gone_at = found.pid, found.port, None
             if part.phase == "failed":
                 part.phase = "starting"
-            yield self._adopted(key, part)
+            yield reporting.adopted(key, part)
         elif part.phase == "stopping":
-            yield from self._stopped(key, part)
+            if part.gone_at is None:
+                yield from self._stopped(key, part)
         elif part.phase in _ALIVE:
             reason = "the engine was not running when the agent came up"
             yield from self._failed(key, part, now, reason)
@@ -171,12 +196,16 @@ class NodeMachine:
         part = EnginePart(None, start.generation, found.digest, start.attempt, started_at=now)
         part.pid, part.port = found.pid, found.port
         self.memory.parts[name] = part
-        yield self._adopted(start.key, part)
-
-    def _adopted(self, key: Key, part: EnginePart) -> Publish:
-        return Publish(e.ReplicaAdopted(**self._id(key, part), pid=part.pid or 0, port=part.port))
+        yield reporting.adopted(start.key, part)
 
     # --- commands --------------------------------------------------------------------------
+
+    def _command_unreadable(self, fact: s.CommandUnreadable) -> Iterator[Effect]:
+        """Refuse it, once; what was told before it goes on holding."""
+        if fact.sequence > max(self.memory.command_sequence, self.memory.unread_sequence):
+            self.memory.unread_sequence = fact.sequence
+            numbers = {"revision": fact.revision, "term": fact.term}
+            yield Publish(e.CommandRefused(**numbers, reason=fact.reason))
 
     def _command_received(self, fact: s.CommandReceived) -> Iterator[Effect]:
         memory, command = self.memory, fact.command
@@ -206,9 +235,10 @@ class NodeMachine:
             key = Key(assignment.replica, assignment.part)
             part = self.memory.parts.get(name_of(key))
             if part is not None and part.pid is not None and is_same(part, assignment):
-                yield self._adopted(key, part)
+                yield reporting.adopted(key, part)
                 if part.phase == "ready" and part.ready_at is not None:
-                    yield self._ready(key, part, part.ready_at - part.started_at)
+                    seconds = part.ready_at - part.started_at
+                    yield reporting.ready(key, part, self.policy.address, seconds)
 
     def _supersede(self, command: SetAssignments) -> Iterator[Effect]:
         memory = self.memory
@@ -228,11 +258,13 @@ class NodeMachine:
             case s.EngineSpawned():
                 part.pid = fact.pid
                 if part.phase == "stopping":
-                    yield s.StopEngine(self._start(key, part), fact.pid, "TERM")
+                    yield s.StopEngine(reporting.start_of(key, part), fact.pid, "TERM")
             case s.SpawnFailed():
                 yield from self._spawn_failed(fact, key, part, now)
             case s.EngineAnswered():
                 yield from self._answered(fact, key, part, now)
+            case s.EngineCounted():
+                yield from stopping.counted(self.policy, key, part, fact.requests)
             case s.EngineExited():
                 yield from self._exited(fact, key, part, now)
             case _:
@@ -258,65 +290,167 @@ class NodeMachine:
         chosen = engine(part.assignment.entry.engine)
         was_ready = part.phase == "ready"
         verdict = chosen.judge(ProbeAnswer(fact.status), was_ready)
-        if verdict == "ready":
-            part.misses = 0
+        if verdict == "ready" and fact.stranger is not None:
+            reason = f"{fact.stranger} listens on port {part.port}, and not the engine"
+            yield from stopping.kill(key, part, now, reason)
+        elif verdict == "ready":
+            part.misses, part.missing_since = 0, None
             if not was_ready:
-                yield from self._became_ready(key, part, now)
+                yield from self._is_well(key, part, now)
         elif was_ready:
-            part.misses += 1
-            if part.misses >= self.policy.liveness_failures:
-                reason = f"its health endpoint failed {part.misses} times in a row"
-                yield from self._kill(key, part, now, reason)
-        elif verdict == "broken":
-            yield from self._kill(key, part, now, f"its health endpoint answered {fact.status}")
+            yield from self._missed(key, part, now)
+        else:
+            part.answered_at = None
+            if verdict == "broken":
+                reason = f"its health endpoint answered {fact.status}"
+                yield from stopping.kill(key, part, now, reason)
 
-    def _became_ready(self, key: Key, part: EnginePart, now: float) -> Iterator[Effect]:
-        part.phase = "ready"
-        part.ready_at = now
+    def _missed(self, key: Key, part: EnginePart, now: float) -> Iterator[Effect]:
+        """Restart an engine whose health has failed for as long as its entry allows."""
+        part.misses += 1
+        part.missing_since = now if part.missing_since is None else part.missing_since
+        allowed = part.assignment.entry.liveness_seconds if part.assignment else None
+        if allowed is None:
+            is_hung = part.misses >= self.policy.liveness_failures
+        else:  # one failure alone may be the agent's own, which slept meanwhile
+            is_hung = part.misses > 1 and now - part.missing_since >= allowed
+        if is_hung:
+            reason = f"its health endpoint failed {part.misses} times in a row"
+            yield from stopping.kill(key, part, now, reason)
+
+    def _is_well(self, key: Key, part: EnginePart, now: float) -> Iterator[Effect]:
+        """Its health is good: it is ready once a sample shows what it takes, or soon without."""
+        if not self._measures(part):
+            yield from self._became_ready(key, part, now, ())
+        elif part.answered_at is None:
+            part.answered_at = now
+            yield s.MeasureDevices()
+
+    def _measures(self, part: EnginePart) -> bool:
+        """Return whether samples say anything of the engine: not of a machine that is pretended."""
+        seen = any(uuid in self._seen for uuid in weighing.accelerators(part))
+        return seen and not self._started.simulated
+
+    def _became_ready(
+        self, key: Key, part: EnginePart, now: float, taken_bytes: tuple[int, ...]
+    ) -> Iterator[Effect]:
+        answered_at = now if part.answered_at is None else part.answered_at
+        part.phase, part.ready_at, part.answered_at = "ready", now, None
         part.port_failures = 0
-        yield self._ready(key, part, now - part.started_at)
-
-    def _ready(self, key: Key, part: EnginePart, seconds: float) -> Publish:
-        return Publish(
-            e.ReplicaBecameReady(
-                **self._id(key, part),
-                address=self.policy.address,
-                port=part.port,
-                pid=part.pid or 0,
-                seconds=round(seconds, 3),
-            )
-        )
+        seconds = answered_at - part.started_at
+        yield reporting.ready(key, part, self.policy.address, seconds, taken_bytes)
 
     def _exited(
         self, fact: s.EngineExited, key: Key, part: EnginePart, now: float
     ) -> Iterator[Effect]:
         self._quarantine[part.port] = now + self.policy.port_quarantine_seconds
-        if part.phase == "stopping":
+        part.kill_at = part.drain_until = None
+        part.pids = tuple(sorted({*part.pids, *fact.left}))
+        if fact.left or self._measures(part):
+            part.gone_at = now
+            yield s.MeasureDevices()
+        if part.phase != "stopping":
+            reason = part.fail_reason or how_it_ended(fact)
+            yield from self._failed(key, part, now, reason, fact)
+        elif part.gone_at is None:
             yield from self._stopped(key, part)
-            return
-        reason = part.fail_reason or how_it_ended(fact)
-        yield from self._failed(key, part, now, reason, fact)
+        part.pid = None
 
     # --- time ------------------------------------------------------------------------------
 
     def _clock_ticked(self, now: float) -> Iterator[Effect]:
         self._quarantine = {p: t for p, t in self._quarantine.items() if t > now}
-        for name, part in self.memory.parts.items():
+        lasting, failing = self.policy.failing_seconds, self.memory.failing
+        for uuid in [uuid for uuid, one in failing.items() if now - one.since >= lasting]:
+            del failing[uuid]
+        for name, part in list(self.memory.parts.items()):
             key = key_of(name)
-            if part.kill_at is not None and now >= part.kill_at and part.pid is not None:
-                part.kill_at = now + 1.0
-                yield s.StopEngine(self._start(key, part), part.pid, "KILL")
-            if part.assignment is None or part.pid is None or part.phase not in _ALIVE:
-                continue
+            if part.gone_at is not None and now - part.gone_at >= self.policy.freed_seconds:
+                slack_bytes = self.policy.limits.vacant_bytes
+                self.memory.leaks |= dict(weighing.leaks(self._seen, name, part, slack_bytes))
+                yield from self._given_back(key, part)
+            elif part.pid is not None:
+                yield from self._attend(key, part, now)
+
+    def _attend(self, key: Key, part: EnginePart, now: float) -> Iterator[Effect]:
+        """Do what is due for a process: go on with its end, or ask for its health."""
+        yield from stopping.go_on(self.policy, key, part, now)
+        if part.assignment is None or part.phase not in _ALIVE:
+            return
+        if part.phase == "starting" and part.fail_reason is None:
             entry = part.assignment.entry
-            late = part.phase == "starting" and now - part.started_at > entry.start_seconds
-            if late and part.fail_reason is None:
-                yield from self._kill(key, part, now, f"not ready after {entry.start_seconds:g} s")
-            elif now >= part.next_probe_at:
-                ready = part.phase == "ready"
-                pause = self.policy.liveness_seconds if ready else self.policy.probe_seconds
-                part.next_probe_at = now + pause
-                yield s.ProbeEngine(self._start(key, part), part.assignment, part.port)
+            if part.answered_at is not None:
+                if now - part.answered_at >= self.policy.weigh_seconds:
+                    yield from self._became_ready(key, part, now, ())
+            elif now - part.started_at > entry.start_seconds:
+                reason = f"not ready after {entry.start_seconds:g} s"
+                yield from stopping.kill(key, part, now, reason)
+                return
+        if now >= part.next_probe_at:
+            part.next_probe_at = now + self._pause(part)
+            yield s.ProbeEngine(reporting.start_of(key, part), part.assignment, part.port)
+
+    def _pause(self, part: EnginePart) -> float:
+        """Return how long until an engine is asked again: several times in what it is allowed."""
+        if part.phase != "ready" or part.assignment is None:
+            return self.policy.probe_seconds
+        allowed = part.assignment.entry.liveness_seconds
+        usual = self.policy.liveness_seconds
+        return usual if allowed is None else max(self.policy.probe_seconds, min(usual, allowed / 4))
+
+    # --- what samples say ------------------------------------------------------------------
+
+    def _sampled(self, fact: s.SampleTaken, now: float) -> Iterator[Effect]:
+        memory, slack_bytes = self.memory, self.policy.limits.vacant_bytes
+        self._seen = {reading.uuid: reading for reading in fact.readings.devices}
+        self._unused.clear()
+        for name, part in list(memory.parts.items()):
+            if self._measures(part):
+                yield from self._look(key_of(name), part, fact, now)
+        for uuid, leak in list(memory.leaks.items()):
+            reading = self._seen.get(uuid)
+            if reading and weighing.still_held(reading, leak, slack_bytes) is None:
+                del memory.leaks[uuid]
+        yield from self._measured(fact.readings, frozenset(fact.own_pids), fact.troubles, now)
+
+    def _look(
+        self, key: Key, part: EnginePart, fact: s.SampleTaken, now: float
+    ) -> Iterator[Effect]:
+        """Look at one part's devices: is it where it belongs, what does it take, is it gone?"""
+        taken_at, limits = now - fact.age_seconds, self.policy.limits
+        if part.gone_at is not None:
+            held = [*weighing.leaks(self._seen, name_of(key), part, limits.vacant_bytes)]
+            if taken_at >= part.gone_at and not held:
+                yield from self._given_back(key, part)
+            return
+        if part.pid is None or part.phase not in _ALIVE:
+            return
+        start = reporting.start_of(key, part)
+        part.pids = tuple(sorted(pid for pid, of in fact.own_pids.items() if of == start))
+        elsewhere = weighing.astray(self._seen, part, part.pids, self.memory.inventory)
+        part.sightings = part.sightings + 1 if elsewhere else 0
+        if elsewhere and part.sightings >= _SIGHTINGS:
+            yield from stopping.kill(key, part, now, elsewhere)
+        elif part.answered_at is not None and taken_at >= part.answered_at:
+            taken = weighing.taken_bytes(self._seen, part, part.pids)
+            yield from self._became_ready(key, part, now, taken)
+        self._note_unused(key, part, now)
+
+    def _note_unused(self, key: Key, part: EnginePart, now: float) -> None:
+        """Note devices that an engine serves without: one that was built without them does so."""
+        if part.assignment is None or part.assignment.entry.engine == "command":
+            return
+        ready = part.ready_at is not None and now - part.ready_at >= _UNUSED_SECONDS
+        little_bytes = self.policy.limits.occupied_bytes
+        if ready and weighing.is_unused(self._seen, part, part.pids, little_bytes):
+            said = f"{key.replica} serves, and none of its processes is on the device"
+            self._unused |= dict.fromkeys(weighing.accelerators(part), said)
+
+    def _given_back(self, key: Key, part: EnginePart) -> Iterator[Effect]:
+        """The devices are free of an engine that ended, or it was waited for long enough."""
+        part.gone_at = None
+        if part.phase == "stopping":
+            yield from self._stopped(key, part)
 
     # --- from what is to what should be -----------------------------------------------------
 
@@ -335,20 +469,22 @@ class NodeMachine:
             elif part.assignment is None:
                 part.assignment = assignment
                 part.started_at = part.next_probe_at = now
-            elif self._may_retry(name, part, now):
+            elif self._name_holder is None and self._may_retry(name, part, now):
                 part.attempt += 1
                 yield from self._begin(key_of(name), part, now)
         for name, assignment in wanted.items():
-            if name not in memory.parts:
+            if name not in memory.parts and self._name_holder is None:
                 part = EnginePart(assignment, assignment.generation, digest(assignment))
-                if self._is_free(name, part):
+                if starting.is_free(memory, name, part):
                     memory.parts[name] = part
                     yield from self._begin(key_of(name), part, now)
         yield from self._complete(wanted)
 
     def _may_retry(self, name: str, part: EnginePart, now: float) -> bool:
+        if part.gone_at is not None:
+            return False
         waiting = part.phase == "stopped" or (part.phase == "failed" and now >= part.retry_at)
-        return waiting and self._is_free(name, part)
+        return waiting and starting.is_free(self.memory, name, part)
 
     def _complete(self, wanted: dict[str, Assignment]) -> Iterator[Effect]:
         """Answer the open command once all it lists is started and all else is gone."""
@@ -359,39 +495,23 @@ class NodeMachine:
             term, memory.open_term = memory.open_term, None
             yield Publish(e.CommandCompleted(revision=memory.revision, term=term))
 
-    def _is_free(self, name: str, part: EnginePart) -> bool:
-        """Return whether no other part still runs on a device of this one, or all may share it."""
-        if part.assignment is None:
-            return False
-        shares = part.assignment.entry.share
-        if any(
-            p.assignment is None and p.phase not in _AT_REST for p in self.memory.parts.values()
-        ):
-            return False  # nobody knows what that engine holds; it is wanted or stopped soon
-        uuids = {g.uuid for g in part.assignment.grants if g.device_class != "cpu"}
-        return not any(
-            uuids & {g.uuid for g in other.assignment.grants}
-            for key, other in self.memory.parts.items()
-            if key != name
-            and other.assignment is not None
-            and other.phase not in _AT_REST
-            and not (shares and other.assignment.entry.share)
-        )
-
     def _begin(self, key: Key, part: EnginePart, now: float) -> Iterator[Effect]:
         assignment = part.assignment
         if assignment is None:
             return
         part.phase, part.pid, part.fail_reason, part.kill_at = "starting", None, None, None
         part.port = 0
-        part.started_at, part.ready_at, part.misses = now, None, 0
+        part.started_at, part.ready_at, part.answered_at = now, None, None
+        part.misses, part.missing_since, part.sightings, part.pids = 0, None, 0, ()
         part.next_probe_at = now
-        cannot = self._cannot_start(assignment)
+        uuids = set(weighing.accelerators(part)) - self.memory.leaks.keys()
+        part.empty_bytes = weighing.empty_bytes(self._seen, uuids, self.memory.inventory)
+        cannot = starting.cannot_start(self.memory, assignment)
         if cannot is not None:
             yield from self._failed(key, part, now, cannot)
             return
-        assignment = part.assignment = self._as_numbered_here(assignment)
-        port = self._free_port(now)
+        assignment = part.assignment = starting.as_numbered_here(self.memory, assignment)
+        port = starting.free_port(self.memory, self.policy, self._quarantine, now)
         if port is None:
             policy = self.policy
             reason = (
@@ -401,42 +521,8 @@ class NodeMachine:
             yield from self._failed(key, part, now, reason)
             return
         part.port = port
-        yield Publish(
-            e.ReplicaStarting(**self._id(key, part), port=part.port, devices=assignment.devices)
-        )
-        yield s.SpawnEngine(self._start(key, part), assignment, part.port)
-
-    def _cannot_start(self, assignment: Assignment) -> str | None:
-        name = assignment.entry.engine
-        if name not in ENGINES:
-            return f"this agent does not know the engine {name}: upgrade llmgw on this node"
-        inventory = self.memory.inventory
-        there = {d.uuid for d in inventory.devices} if inventory is not None else set()
-        gone = [g.uuid for g in assignment.grants if g.uuid not in there]
-        if gone or not assignment.grants:
-            return f"this machine has no device {', '.join(gone) or 'for it'} any more"
-        return None
-
-    def _as_numbered_here(self, assignment: Assignment) -> Assignment:
-        """Number the devices as this machine does now: a reboot may have changed that."""
-        inventory = self.memory.inventory
-        here = {d.uuid: d for d in inventory.devices} if inventory is not None else {}
-        return msgspec.structs.replace(
-            assignment,
-            devices=tuple(here[g.uuid].id for g in assignment.grants),
-            grants=tuple(
-                msgspec.structs.replace(g, card_index=here[g.uuid].card) for g in assignment.grants
-            ),
-        )
-
-    def _free_port(self, now: float) -> int | None:
-        taken = {p.port for p in self.memory.parts.values() if p.phase not in _AT_REST}
-        ports = range(self.policy.first_port, self.policy.last_port + 1)
-        free = [port for port in ports if port not in taken]
-        if not free:
-            return None
-        rested = (port for port in free if self._quarantine.get(port, now) <= now)
-        return next(rested, free[0])  # all in quarantine: the bind probe has the last word
+        yield reporting.starting(key, part, assignment.devices)
+        yield s.SpawnEngine(reporting.start_of(key, part), assignment, part.port)
 
     # --- ends ------------------------------------------------------------------------------
 
@@ -444,33 +530,20 @@ class NodeMachine:
         """Stop a part: at once when it has no process, else by TERM now and KILL later."""
         if part.phase == "stopping":
             return
-        if part.phase in _AT_REST:
-            part.stop_reason = reason
+        part.stop_reason = reason
+        if part.phase not in AT_REST:
+            yield from stopping.stop(self.policy, key, part, now)
+        elif part.gone_at is None:
             yield from self._stopped(key, part)
-            return
-        part.phase, part.stop_reason = "stopping", reason
-        seconds = part.assignment.entry.stop_seconds if part.assignment else 15.0
-        part.kill_at = now + seconds
-        if part.pid is not None:  # else it is just being spawned, and is stopped when it is there
-            yield s.StopEngine(self._start(key, part), part.pid, "TERM")
-
-    def _kill(self, key: Key, part: EnginePart, now: float, reason: str) -> Iterator[Effect]:
-        """End a broken engine; its exit will be reported as a failure with this reason."""
-        if part.pid is not None and part.fail_reason is None:
-            part.fail_reason = reason
-            part.kill_at = now + 1.0
-            yield s.StopEngine(self._start(key, part), part.pid, "KILL")
+        else:  # once its devices are free of it
+            part.phase = "stopping"
 
     def _stopped(self, key: Key, part: EnginePart) -> Iterator[Effect]:
         if self._leaving:  # it is still wanted: the next agent starts the next attempt
             part.phase, part.pid, part.kill_at = "stopped", None, None
         else:
             del self.memory.parts[name_of(key)]
-        yield Publish(
-            e.ReplicaStopped(
-                **self._id(key, part), reason=part.stop_reason, revision=self.memory.revision
-            )
-        )
+        yield reporting.stopped(key, part, self.memory.revision)
 
     def _failed(
         self,
@@ -487,18 +560,17 @@ class NodeMachine:
         part.phase, part.pid, part.ready_at = "failed", None, None
         part.kill_at, part.retry_at = None, now + pause
         known = explain(part, ended)
-        yield Publish(
-            e.ReplicaFailed(
-                **self._id(key, part),
-                reason=reason,
-                exit_code=ended.exit_code if ended else None,
-                signal=ended.signal if ended else None,
-                meaning=known.meaning if known else None,
-                advice=known.advice if known else None,
-                output=ended.output if ended else "",
-                retry_seconds=round(pause, 3),
-            )
-        )
+        if served >= self.policy.backoff_reset_seconds:
+            self._forget_failing(part)
+        if part.failures >= self.policy.failing_after and not (known and known.everywhere):
+            detail = f"{key.replica} failed {part.failures} times in a row: {reason}"
+            failing = Failing(detail, now)
+            self.memory.failing |= dict.fromkeys(_devices(part), failing)
+        yield reporting.failed(key, part, reason, pause, ended, known)
+
+    def _forget_failing(self, part: EnginePart) -> None:
+        for uuid in _devices(part):
+            self.memory.failing.pop(uuid, None)
 
     def _leave(self, now: float) -> Iterator[Effect]:
         if self._left:
@@ -513,12 +585,6 @@ class NodeMachine:
         yield Publish(e.NodeStopped(engines="stopped" if self._stop_on_leave else "left running"))
         yield s.Leave()
 
-    @staticmethod
-    def _start(key: Key, part: EnginePart) -> Start:
-        return Start(key, part.generation, part.attempt)
 
-    @staticmethod
-    def _id(key: Key, part: EnginePart) -> _PartId:
-        return _PartId(
-            replica=key.replica, part=key.part, generation=part.generation, attempt=part.attempt
-        )
+def _devices(part: EnginePart) -> list[str]:
+    return [grant.uuid for grant in part.assignment.grants] if part.assignment else []

@@ -14,7 +14,7 @@ left over; the node that joined first, the least worn card, the lowest number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 
 import msgspec
@@ -121,17 +121,15 @@ def place(state: Cluster, entry: Entry, held: Held) -> Placed | Refused:
 
     Classes are tried in the entry's order of preference; see the module for what wins then.
     """
-    if entry.nodes > 1:
-        return Refused({"replicas over several nodes are not placed by this version": 1})
     search = Search(state, entry, held)
     refusals: dict[str, int] = {}
     search.count_refused(OF_NO_KIND, refusals)
     for pattern in entry.classes:
         kinds = search.index.matching(pattern)
-        choice = search.choose(kinds)
-        search.count_refusals(kinds, refusals, refused=choice is None)
-        if choice is not None:
-            return _placed(search, choice, pattern, _most_first(refusals))
+        choices = search.gang(kinds)
+        search.count_refusals(kinds, refusals, refused=choices is None)
+        if choices is not None:
+            return _placed(search, choices, pattern, _most_first(refusals))
     if not refusals:
         wanted = ", ".join(entry.classes)
         refusals[f"no device of class {wanted}"] = 1
@@ -143,34 +141,47 @@ def _most_first(refusals: dict[str, int]) -> dict[str, int]:
     return dict(sorted(refusals.items(), key=lambda said: (-said[1], said[0])))
 
 
-def _placed(search: Search, choice: Choice, pattern: str, refusals: Mapping[str, int]) -> Placed:
+def _placed(
+    search: Search, choices: list[Choice], pattern: str, refusals: Mapping[str, int]
+) -> Placed:
     entry, index = search.entry, search.index
-    name, kind = index.names[choice.number], index.kinds[choice.kind]
-    labels = ", ".join([device_label(number) for number in choice.devices])
-    reasons = [f"{name}: {labels} of class {kind.device_class} (asked: {pattern})"]
-    if len(choice.devices) > 1:
-        reasons.append(
-            f"one NVLink domain: {choice.domain}"
-            if choice.domain is not None
-            else "no NVLink domain has so many free cards: the group speaks over PCIe"
-            if entry.nvlink != "ignore"
-            else "the group speaks over PCIe: the entry ignores NVLink"
-        )
-    if choice.avoided:
-        reasons.append("all that is better fits nothing: a device that is better avoided")
-    if choice.same_model:
-        reasons.append(f"{choice.same_model} more of {entry.name} on the node: no other has fewer")
-    part = PartPlacement(
-        node=name,
-        devices=choice.devices,
-        memory_bytes=taken_bytes(entry, search.demand, kind.memory_bytes),
-    )
+    kind = index.kinds[choices[0].kind]
+    taken = taken_bytes(entry, search.demand, kind.memory_bytes)
+    reasons: list[str] = []
+    parts = []
+    for choice in choices:
+        name = index.names[choice.number]
+        labels = ", ".join([device_label(number) for number in choice.devices])
+        reasons.append(f"{name}: {labels} of class {kind.device_class} (asked: {pattern})")
+        if entry.gpus > 1:
+            reasons += _linking(entry, choice)
+        if choice.avoided:
+            reasons.append("all that is better fits nothing: a device that is better avoided")
+        if choice.same_model:
+            reasons.append(
+                f"{choice.same_model} more of {entry.name} on the node: no other has fewer"
+            )
+        parts.append(PartPlacement(node=name, devices=choice.devices, memory_bytes=taken))
     score = {
-        "avoided": choice.avoided,
-        "labels": choice.tier,
-        "same_model": choice.same_model,
-        "apart": choice.apart,
+        "avoided": max([choice.avoided for choice in choices]),
+        "labels": max([choice.tier for choice in choices]),
+        "same_model": max([choice.same_model for choice in choices]),
+        "apart": max([choice.apart for choice in choices]),
         "spare_bytes": kind.memory_bytes - search.demand,
-        "left_free": max(choice.free - len(choice.devices), 0),
+        "left_free": max([max(choice.free - len(choice.devices), 0) for choice in choices]),
     }
-    return Placed((part,), tuple(reasons), refusals, score)
+    return Placed(tuple(parts), tuple(reasons), refusals, score)
+
+
+def _linking(entry: Entry, choice: Choice) -> Iterator[str]:
+    """Say over what the cards of a group speak to each other."""
+    if choice.domain is not None and entry.tp > len(choice.devices):
+        yield f"one NVLink fabric over the nodes: {choice.domain}"
+    elif len(choice.devices) == 1:
+        return
+    elif choice.domain is not None:
+        yield f"one NVLink domain: {choice.domain}"
+    elif entry.nvlink == "ignore":
+        yield "the group speaks over PCIe: the entry ignores NVLink"
+    else:
+        yield "no NVLink domain has so many free cards: the group speaks over PCIe"

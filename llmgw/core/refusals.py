@@ -16,6 +16,7 @@ from llmgw.core.demand import demand_bytes, taken_bytes
 from llmgw.core.held import Held
 from llmgw.core.index import full, node_refuses
 from llmgw.core.placement import domain_of, label_refuses, why_not
+from llmgw.core.search import spans_nodes
 
 MOST_TERMS_AT_ONCE = 1_000
 """Elections are fenced, so each follows the last. A mistaken or forged one that is far ahead would
@@ -85,6 +86,20 @@ def _parts(state: Cluster, body: e.ReplicaAssigned, model: Model) -> str | None:
         if why is not None:
             return f"{part.node}{why}"
         held.take(state, body.replica, [part], entry)
+    return _gang(state, body, entry)
+
+
+def _gang(state: Cluster, body: e.ReplicaAssigned, entry: Entry) -> str | None:
+    if len({part.node for part in body.parts}) != len(body.parts):
+        return "two parts on one node"
+    if entry.tp > entry.gpus // entry.nodes:
+        nodes = [state.nodes[part.node] for part in body.parts]
+        domains = {
+            domain_of(node, [node.devices[number] for number in part.devices])
+            for node, part in zip(nodes, body.parts, strict=True)
+        }
+        if len(domains) != 1 or not all(domain and spans_nodes(domain) for domain in domains):
+            return "the nodes are not of one NVLink fabric"
     return None
 
 

@@ -66,10 +66,62 @@ class Search:
         self.held = held
         self.index = index_of(state)
         self.demand = demand_bytes(entry, state.models.get(entry.name))
-        self.size = entry.gpus
-        self._sides = [Side(self.index.board, (), (held.gone,) if held.gone.count else ())]
-        if held.gone.count:
-            self._sides.append(Side(held.board, (), ()))
+        self.size = entry.gpus // entry.nodes
+        self._used = Marks()
+        used = (self._used,) if entry.nodes > 1 else ()
+        gone = (held.gone,) if held.gone.count else ()
+        self._sides = [Side(self.index.board, (), (*used, *gone))]
+        if gone:
+            self._sides.append(Side(held.board, (), used))
+
+    def gang(self, kinds: tuple[int, ...]) -> list[Choice] | None:
+        """Return the best groups on as many nodes as the entry has parts: all of one kind, or none.
+
+        A tensor-parallel group over nodes needs a fabric: NVLink that reaches over them.
+        """
+        if self.entry.nodes == 1:
+            choice = self.choose(kinds)
+            return None if choice is None else [choice]
+        spanning = self.entry.tp > self.size
+        for kind in kinds:
+            if self._why_not(self.index.kinds[kind]) is None:
+                found = self._over_fabric(kind) if spanning else self._over_nodes(kind)
+                if found is not None:
+                    return found
+        return None
+
+    def _over_nodes(self, kind: int) -> list[Choice] | None:
+        choices: list[Choice] = []
+        while len(choices) < self.entry.nodes:
+            choice = self.choose((kind,))
+            if choice is None:
+                break
+            choices.append(choice)
+            self._used.add(choice.number)
+        for choice in choices:
+            self._used.discard(choice.number)
+        return choices if len(choices) == self.entry.nodes else None
+
+    def _over_fabric(self, kind: int) -> list[Choice] | None:
+        """Look at every node: fabrics are few, and so are those who ask for one."""
+        board = self.index.board
+        required = [_with_label(board, *pair) for pair in self.entry.labels.require.items()]
+        fabrics: dict[str, list[Choice]] = {}
+        for number in range(len(self.index.names)):
+            if not all(number in marks for marks in required):
+                continue
+            groups = self.held.survey(self.index, number).clean.get(kind, {})
+            for domain, devices in groups.items():
+                free = len(devices)
+                if domain is not None and spans_nodes(domain) and free >= self.size:
+                    own = tuple(devices[: self.size])
+                    choice = Choice(number, kind, own, free, 0, 0, 0, 0, domain)
+                    fabrics.setdefault(domain, []).append(choice)
+        wide = [choices for choices in fabrics.values() if len(choices) >= self.entry.nodes]
+        if not wide:
+            return None
+        smallest: list[Choice] = min(wide, key=lambda choices: len(choices))
+        return sorted(smallest, key=lambda choice: (choice.free, choice.number))[: self.entry.nodes]
 
     # --- the best group ----------------------------------------------------------------------
 
@@ -208,7 +260,8 @@ class Search:
         together = (*loose, *(device for devices in linked for device in devices))
         return together[: self.size], None
 
-    def _find_partly(self, sides: list[Side], kind: int) -> tuple[int, int, tuple[int, ...]] | None:
+    def _find_partly(self, sides: list[Side], kind: int) -> tuple[int, int] | None:
+        """Return (node, the device as a key below zero) of the fullest shared one with room."""
         needed = taken_bytes(self.entry, self.demand, self.index.kinds[kind].memory_bytes)
         best: tuple[int, int, int] | None = None
         for board, within, without in sides:
@@ -307,10 +360,20 @@ class Search:
                 missing = _count(sides, key) - _count(rest, key)
                 _add(refusals, without_label(name, value), free * missing)
                 sides = rest
-            if unlinked:
-                _add(refusals, unlinked, free * _count(sides, key))
-            elif free < self.size:
+            if free < self.size and not unlinked:
                 _add(refusals, f"fewer than {self.size} free together", free * _count(sides, key))
+            elif unlinked or (refused and self.entry.nodes > 1):
+                _add(refusals, unlinked or self._too_few_nodes(), free * _count(sides, key))
+
+    def _too_few_nodes(self) -> str:
+        entry = self.entry
+        what = "of one NVLink fabric " if entry.tp > self.size else ""
+        return f"on fewer than {entry.nodes} nodes {what}with {self.size} free together"
+
+
+def spans_nodes(domain: str) -> bool:
+    """Return whether the NVLink domain is a fabric, which reaches over nodes."""
+    return not domain.startswith("node:")
 
 
 def without_label(name: str, value: str) -> str:

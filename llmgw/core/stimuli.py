@@ -6,6 +6,7 @@ Inputs are facts that the shell observed (past tense). Effects are orders to the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -68,23 +69,43 @@ class CommandReceived(msgspec.Struct, frozen=True):
     superseded_by: int | None = None
 
 
+class CommandUnreadable(msgspec.Struct, frozen=True):
+    """A command for this node cannot be read, all but what its envelope says, for this reason."""
+
+    sequence: int
+    revision: int
+    term: int
+    reason: str
+
+
 class InventoryTaken(msgspec.Struct, frozen=True):
     """The node's hardware was discovered, readings left out."""
 
     inventory: Inventory
 
 
+Troubles = tuple[tuple[str, str], ...]
+"""What ails the node as a whole, as the name and detail of a condition: `tool-hung`."""
+
+
 class HardwareUnreadable(msgspec.Struct, frozen=True):
-    """Discovery failed, for this reason."""
+    """Discovery failed, for this reason. Nothing is known of the devices, but of the node."""
 
     reason: str
+    troubles: Troubles = ()
 
 
 class SampleTaken(msgspec.Struct, frozen=True):
-    """The node's devices were measured. `own_pids` belong to engines of this agent."""
+    """The node's devices were measured, `age_seconds` ago.
+
+    `own_pids` are those of their processes that belong to engines of this agent, each with the
+    start that it is of.
+    """
 
     readings: Readings
-    own_pids: frozenset[int]
+    own_pids: Mapping[int, Start]
+    troubles: Troubles = ()
+    age_seconds: float = 0.0
 
 
 class EngineSpawned(msgspec.Struct, frozen=True):
@@ -103,19 +124,40 @@ class SpawnFailed(msgspec.Struct, frozen=True):
 
 
 class EngineAnswered(msgspec.Struct, frozen=True):
-    """A health probe came back: an HTTP status, or `None` for refused or timed out."""
+    """A health probe came back: an HTTP status, or `None` for refused or timed out.
+
+    `stranger` says who listens on the engine's port, where that is somebody else.
+    """
 
     start: Start
     status: int | None
+    stranger: str | None = None
+
+
+class EngineCounted(msgspec.Struct, frozen=True):
+    """How many requests an engine that shall stop still has; `None` where it does not tell."""
+
+    start: Start
+    requests: int | None
 
 
 class EngineExited(msgspec.Struct, frozen=True):
-    """The engine and its whole process group are gone. Codes are absent for adopted engines."""
+    """The engine is gone, and its children with it, but for those `left` that cannot be killed.
+
+    Codes are absent for adopted engines.
+    """
 
     start: Start
     exit_code: int | None
     signal: int | None
     output: str
+    left: tuple[int, ...] = ()
+
+
+class NameTaken(msgspec.Struct, frozen=True):
+    """Another agent goes by this node's name: `holder`, or nobody any more."""
+
+    holder: str | None
 
 
 class ClockTicked(msgspec.Struct, frozen=True):
@@ -132,13 +174,16 @@ Input = (
     AgentStarted
     | LogReplaced
     | CommandReceived
+    | CommandUnreadable
     | InventoryTaken
     | HardwareUnreadable
     | SampleTaken
     | EngineSpawned
     | SpawnFailed
     | EngineAnswered
+    | EngineCounted
     | EngineExited
+    | NameTaken
     | ClockTicked
     | ShutdownRequested
 )
@@ -163,12 +208,24 @@ class ProbeEngine(msgspec.Struct, frozen=True):
     port: int
 
 
+class CountRequests(msgspec.Struct, frozen=True):
+    """Ask an engine that shall stop how many requests it still has, and report the answer."""
+
+    start: Start
+    assignment: Assignment
+    port: int
+
+
 class StopEngine(msgspec.Struct, frozen=True):
     """Signal the whole process group of the engine."""
 
     start: Start
     pid: int
     signal: Literal["TERM", "KILL"]
+
+
+class MeasureDevices(msgspec.Struct, frozen=True):
+    """Take a sample at once, and report it."""
 
 
 class Publish(msgspec.Struct, frozen=True):
@@ -181,4 +238,4 @@ class Leave(msgspec.Struct, frozen=True):
     """Nothing is left to do: the agent may end."""
 
 
-Effect = SpawnEngine | ProbeEngine | StopEngine | Publish | Leave
+Effect = SpawnEngine | ProbeEngine | CountRequests | StopEngine | MeasureDevices | Publish | Leave

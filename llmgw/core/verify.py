@@ -13,7 +13,7 @@ any other. A controller may die between two appends, so the last round of a term
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +24,9 @@ from llmgw.core.decide import Intention, decide
 from llmgw.core.events import ControllerElected, Decision
 from llmgw.core.fold import apply
 from llmgw.core.records import Record
+
+LATER_FIELDS: Mapping[str, Any] = {"score": {}}
+"""Fields that came to a decision after its type was released, and what older records have there."""
 
 
 class Round(msgspec.Struct):
@@ -169,7 +172,8 @@ class Verifier:
             )
             return
         again = self._expected(found)
-        for recorded, decided in zip(found.records, again, strict=False):
+        for recorded, now in zip(found.records, again, strict=False):
+            decided = _as_of_then(recorded.body, now)
             if recorded.body != decided:
                 self._differ(found, "decided again it is another", recorded, decided)
                 return
@@ -247,6 +251,15 @@ def _was_told(found: Round, intention: Intention) -> bool:
         return False
     told = found.told.get(intention.node)
     return told is not None and (told.term, told.revision) == (intention.term, intention.revision)
+
+
+def _as_of_then(recorded: object, decided: Intention) -> Intention:
+    """Return a decision without what the version that recorded it could not say yet."""
+    if type(recorded) is not type(decided):
+        return decided
+    later = LATER_FIELDS.items()
+    unsaid = {name: empty for name, empty in later if getattr(recorded, name, None) == empty}
+    return msgspec.structs.replace(decided, **unsaid) if unsaid else decided
 
 
 def _fields(recorded: object, decided: object) -> tuple[str, ...]:

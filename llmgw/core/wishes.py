@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from llmgw.catalog.entries import Catalog
 from llmgw.catalog.rules import MOST_REPLICAS
 from llmgw.core import events as e
-from llmgw.core.cluster import Cluster
+from llmgw.core.cluster import Cluster, Replica
 from llmgw.core.index import touch
 
 
@@ -69,12 +69,17 @@ def _restart_asked(state: Cluster, body: e.ReplicaRestartAsked) -> str | None:
     replica = state.replicas.get(body.replica)
     if replica is None or replica.retired is not None:
         return f"{body.replica} cannot be restarted: there is no such replica, or it is retired"
+    new_generation(state, replica)
+    return None
+
+
+def new_generation(state: Cluster, replica: Replica) -> None:
+    """Have all parts of a replica end and start afresh where they are."""
     replica.generation += 1
     for part in replica.parts:
         state.nodes[part.node].revision += 1
         part.phase, part.since_ns = "assigned", state.time_ns
-        part.attempt, part.pid = 0, None
-    return None
+        part.attempt, part.pid, part.meeting_port = 0, None, None
 
 
 WISHES: dict[type[Any], Callable[[Cluster, Any], str | None]] = {

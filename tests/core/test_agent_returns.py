@@ -163,7 +163,7 @@ def test_hardware_that_cannot_be_read_is_said_once_and_so_is_its_return() -> Non
 def _sample(celsius: float) -> s.SampleTaken:
     cards = (CardReading(index=0, uuid="GPU-0", temperature_celsius=celsius),)
     readings = Readings(cards=cards, devices=(DeviceReading(id=0, uuid="GPU-0"),))
-    return s.SampleTaken(readings, frozenset())
+    return s.SampleTaken(readings, {})
 
 
 def test_an_event_of_the_adopted_engine_names_its_start() -> None:

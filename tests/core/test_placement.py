@@ -196,9 +196,46 @@ def test_a_group_does_not_reach_over_nodes() -> None:
     assert where(state, entry("m", gpus=2)) == "2 fewer than 2 free together"
 
 
-def test_a_replica_over_several_nodes_is_refused_in_words() -> None:
-    wanted = entry("m", nodes=2, engine="vllm", gpus=2, pp=2)
-    assert "several nodes" in where(cluster(n1=[card(0), card(1)]), wanted)
+# --- over several nodes ---------------------------------------------------------------------------
+
+
+def over(state: Cluster, **fields: int) -> list[tuple[str, tuple[int, ...]]] | dict[str, int]:
+    answer = place(state, entry("m", engine="vllm", gib=10, **fields), Held())
+    if isinstance(answer, Placed):
+        return [(part.node, part.devices) for part in answer.parts]
+    return dict(answer.refusals)
+
+
+def test_the_parts_of_a_replica_go_to_different_nodes() -> None:
+    pair = [card(0, domain="node:x/0"), card(1, domain="node:x/0")]
+    state = cluster(n1=list(pair), n2=list(pair), n3=[card(0)])
+    two = [("n1", (0, 1)), ("n2", (0, 1))]
+    assert over(state, nodes=2, gpus=4, tp=2, pp=2) == two
+    assert over(state, nodes=3, gpus=3, pp=3) == [("n3", (0,)), ("n1", (0,)), ("n2", (0,))]
+    assert over(state, nodes=3, gpus=6, tp=2, pp=3) == {
+        "on fewer than 3 nodes with 2 free together": 4,
+        "fewer than 2 free together": 1,
+    }
+
+
+def test_a_tensor_parallel_group_over_nodes_needs_a_fabric() -> None:
+    local = [card(0, domain="node:x/0"), card(1, domain="node:x/0")]
+    fabric = [card(0, domain="f/1"), card(1, domain="f/1")]
+    state = cluster(n1=list(local), n2=list(fabric), n3=list(local), n4=list(fabric))
+    assert over(state, nodes=2, gpus=4, tp=4) == [("n2", (0, 1)), ("n4", (0, 1))]
+    assert over(cluster(n1=list(local), n2=list(local)), nodes=2, gpus=4, tp=4) == {
+        "on fewer than 2 nodes of one NVLink fabric with 2 free together": 4
+    }
+
+
+def test_a_gang_is_assigned_whole_or_not_at_all() -> None:
+    story = Story()
+    for name in ("n1", "n2"):
+        story.given(*joined(name, card(0)))
+    story.given(elected(), applied(entry("m", engine="vllm", nodes=2, gpus=2, pp=2))).decided()
+    (replica,) = story.state.replicas.values()
+    assert [part.node for part in replica.parts] == ["n1", "n2"]
+    assert where(story.state, entry("o")) == "2 in use"
 
 
 # --- MIG ------------------------------------------------------------------------------------------

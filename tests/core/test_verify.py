@@ -260,3 +260,12 @@ def test_every_history_under_faults_agrees_and_a_change_in_it_is_found(seed: int
 def _another_reason(body: Body) -> Body:
     assert isinstance(body, e.ReplicaAssigned)
     return replace(body, reasons=("because",))
+
+
+def test_what_an_older_version_could_not_say_is_no_difference() -> None:
+    older = changed(story().records, e.ReplicaAssigned, lambda b: replace(b, score={}))
+    assert verify(older).difference is None
+    tampered = changed(story().records, e.ReplicaAssigned, lambda b: replace(b, score={"x": 1}))
+    found = verify(tampered).difference
+    assert found is not None
+    assert found.fields == ("score",)

@@ -56,7 +56,7 @@ def test_a_command_comes_back_as_it_was() -> None:
 
 def test_a_sample_comes_back_as_it_was() -> None:
     message = MESSAGES["node.sample"]
-    assert wire.decode_sample(message.subject, message.payload).data == golden.SAMPLE
+    assert wire.decode_sample(message.subject, message.payload) == golden.SAMPLE
 
 
 def test_the_same_command_decided_again_has_the_same_message_id() -> None:

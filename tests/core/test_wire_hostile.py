@@ -225,7 +225,7 @@ def test_an_older_version_that_was_never_released_is_unreadable() -> None:
 
 def test_a_sample_that_names_another_node_is_refused() -> None:
     message = golden.messages()["node.sample"]
-    with pytest.raises(MalformedRecord, match="names node 'gpu-1'"):
+    with pytest.raises(MalformedRecord, match="names source '/llmgw/main/node/gpu-1'"):
         wire.decode_sample("llmgw.v1.main.telemetry.gpu-2", message.payload)
 
 

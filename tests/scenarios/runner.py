@@ -100,7 +100,9 @@ class World:
 
     def _feed(self, node: Node, fact: s.Input) -> None:
         for effect in node.machine.handle(fact, self.now):
-            if not isinstance(effect, s.ProbeEngine):
+            if isinstance(effect, s.CountRequests):  # these engines do not tell
+                self._feed(node, s.EngineCounted(effect.start, None))
+            elif not isinstance(effect, s.ProbeEngine):
                 self.said.append(f"{node.name}: {tell(effect)}")
             if isinstance(effect, s.Publish):
                 self.story.given(From(node.name, effect.event))
