@@ -138,6 +138,28 @@ def _servers(value: object) -> str:
     return ",".join(servers)
 
 
+def _labels(value: object) -> str:
+    """Read labels from text or from a table of TOML, into one spelling."""
+    pairs = value.items() if isinstance(value, Mapping) else _pairs(str(value))
+    named = {str(name).strip(): str(text).strip() for name, text in pairs}
+    for name, text in named.items():
+        if not _LABEL_NAME.fullmatch(name) or not _LABEL_VALUE.fullmatch(text):
+            raise ValueError
+    return ",".join(f"{name}={named[name]}" for name in sorted(named))
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    found = [pair.partition("=") for pair in text.split(",") if pair.strip()]
+    if not all(equals for _, equals, _ in found):
+        raise ValueError
+    if len({name.strip() for name, _, _ in found}) < len(found):
+        raise ValueError
+    return [(name, value) for name, _, value in found]
+
+
+_LABEL_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
 _NAME = Kind(_matching(r"[A-Za-z0-9_-]{1,63}"), "1 to 63 of A-Z, a-z, 0-9, _ and -")
 _PROGRAM = Kind(_program, "a program's name or path")
 
@@ -164,6 +186,7 @@ KINDS: Mapping[str, Kind] = {
     "llama_server": _PROGRAM,
     "vllm": _PROGRAM,
     "sglang": _PROGRAM,
+    "labels": Kind(_labels, "NAME=VALUE, several with commas between, or a table of them"),
     "host": Kind(
         _reachable_host,
         "an IP address or a host name of this machine. Engines are published under it, and nobody"

@@ -53,6 +53,8 @@ class Settings(Limits, frozen=True, kw_only=True):
     """The program that runs llama.cpp. Absent: searched for on PATH, then in installed wheels."""
     vllm: str | None = None
     sglang: str | None = None
+    labels: str = ""
+    """What is to be said of this node, `rack=b2,disk=nvme`: placement may ask for it."""
     host: str = "127.0.0.1"
     """The address that engines bind to and are published under: one that clients can reach."""
     port_range: str = "18100-18999"
@@ -76,6 +78,11 @@ class Settings(Limits, frozen=True, kw_only=True):
         """The ports that engines may be given."""
         first, last = self.port_range.split("-")
         return range(int(first), int(last) + 1)
+
+    @property
+    def node_labels(self) -> dict[str, str]:
+        """The labels by name."""
+        return dict(pair.split("=") for pair in self.labels.split(",") if pair)
 
     @property
     def limits(self) -> Limits:

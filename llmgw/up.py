@@ -3,7 +3,7 @@
 It runs an embedded nats-server (unless one is named), a controller and an agent as children, has
 the catalog applied, and tells what happens by following the log like any other reader. Stopped
 cleanly it ends the engines first; started again on the same data it goes on where it was.
-Simulated nodes, each an agent on a captured folder, run beside the real one when asked for.
+Simulated nodes on captured folders run beside the real one when asked for, all in one process.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
+import anyio.to_thread
 import msgspec
 import structlog
 
+from llmgw import outputs
 from llmgw.catalog.entries import Catalog
 from llmgw.catalog.load import load
 from llmgw.children import Child
-from llmgw.errors import BackendUnavailable, LlmgwError, UsageError
+from llmgw.errors import LlmgwError, UsageError
+from llmgw.fleet.names import simulated_nodes
 from llmgw.folder import held, unusable
-from llmgw.hardware.discover import discover
 from llmgw.log.embedded import EmbeddedServer, embedded_server
 from llmgw.log.jetstream import connect
-from llmgw.sample import simulated_hardware
 from llmgw.settings import ENDPOINT_FILE, NAMES, Settings, require_patience
 from llmgw.stopping import STOP_SIGNALS
 from llmgw.telling import say, tell
@@ -34,10 +36,21 @@ from llmgw.telling import say, tell
 AGENT_GRACE_SECONDS = 60.0
 CONTROLLER_GRACE_SECONDS = 10.0
 SERVER_PAUSE_SECONDS = 2.0
-MOST_SIMULATED = 50
+SERVER_LOOK_SECONDS = 2.0
+LONGEST_PAUSE_SECONDS = 300.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 log = structlog.get_logger()
+
+
+class Asked(NamedTuple):
+    """What a person asked for: a catalog, from which file, and which nodes beside this machine."""
+
+    catalog: Catalog | None
+    file: Path | None
+    captures: Sequence[Path]
+    copies: int
+    nodes: frozenset[str]
 
 
 async def run_up(
@@ -53,33 +66,18 @@ async def run_up(
     used or another `llmgw up` uses it.
     """
     require_patience(settings)
-    simulated = await _simulated(settings, captures, copies)
+    simulated = await simulated_nodes(captures, copies)
+    if settings.node in simulated:
+        raise UsageError(f"--node {settings.node} is the name of a simulated node: choose another")
     wanted = load(catalog).catalog if catalog is not None else None
+    asked = Asked(wanted, catalog, captures, copies, frozenset((settings.node, *simulated)))
     with held(settings.data, "llmgw up"):
         async with _server(settings) as (url, server):
             _write_endpoint(settings.data, url)
             try:
-                await _run(settings, url, server, wanted, catalog, simulated)
+                await _run(settings, url, server, asked)
             finally:
                 (settings.data / ENDPOINT_FILE).unlink(missing_ok=True)
-
-
-async def _simulated(settings: Settings, captures: Sequence[Path], copies: int) -> dict[str, Path]:
-    """Return the captured folder of each simulated node; a copy more renames none of before."""
-    number = len(captures) * copies
-    if number > MOST_SIMULATED:
-        raise UsageError(
-            f"--simulate with --copies {copies} asks for {number} simulated nodes, and one machine"
-            f" runs at most {MOST_SIMULATED}, each a process of its own: ask for fewer copies"
-        )
-    folders = [folder.absolute() for folder in captures] * copies
-    nodes = {f"sim-{place}": folder for place, folder in enumerate(folders, 1)}
-    if settings.node in nodes:
-        raise UsageError(f"--node {settings.node} is the name of a simulated node: choose another")
-    for node, folder in list(nodes.items())[: len(captures)]:
-        with contextlib.suppress(BackendUnavailable):  # a machine that failed is simulated too
-            await discover(simulated_hardware(node, folder))
-    return nodes
 
 
 @contextlib.asynccontextmanager
@@ -115,16 +113,9 @@ def _write_endpoint(data: Path, url: str) -> None:
         raise unusable(data, error) from error
 
 
-async def _run(
-    settings: Settings,
-    url: str,
-    server: EmbeddedServer | None,
-    catalog: Catalog | None,
-    file: Path | None,
-    simulated: dict[str, Path],
-) -> None:
+async def _run(settings: Settings, url: str, server: EmbeddedServer | None, asked: Asked) -> None:
     found = await connect(url, settings.cluster, name="llmgw up")
-    controller, agents = _children(settings, url, simulated)
+    controller, agents = _children(settings, url, asked)
     say(f"log: {found.url}, data: {settings.data}")
     with anyio.open_signal_receiver(*STOP_SIGNALS) as signals:
         try:
@@ -132,9 +123,10 @@ async def _run(
                 tasks.start_soon(controller.keep)
                 for agent in agents:
                     tasks.start_soon(agent.keep)
+                tasks.start_soon(_keep_logs_small, controller.log_file.parent)
                 if server is not None:
                     tasks.start_soon(_keep_server, server)
-                tasks.start_soon(tell, settings, found, catalog, file)
+                tasks.start_soon(tell, settings, found, asked.catalog, asked.file, asked.nodes)
                 await anext(signals)
                 say(
                     f"stopping: engines first, for up to {AGENT_GRACE_SECONDS:.0f} s;"
@@ -181,27 +173,26 @@ async def _finish(agents: Sequence[Child], signals: AsyncIterator[signal.Signals
             agent.abandon()
 
 
-def _children(
-    settings: Settings, url: str, simulated: dict[str, Path]
-) -> tuple[Child, list[Child]]:
+def _children(settings: Settings, url: str, asked: Asked) -> tuple[Child, list[Child]]:
     """Return controller and agents, with every setting in force handed to them.
 
-    Each agent has ports of its own: two that are told to start engines at the same moment would
-    both find the first port free.
+    The simulated nodes have ports of their own: two agents that are told to start engines at the
+    same moment would both find the first port free.
     """
-    ranges = _port_ranges(settings, 1 + len(simulated))
+    ranges = _port_ranges(settings, 2 if asked.captures else 1)
     folder = settings.data / "logs"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unusable(settings.data, error) from error
-    run = ["agent", "run", "--stop-engines"]
-    environment = _environment(settings, url) | {"LLMGW_PORT_RANGE": ranges[0]}
-    agents = [Child("agent", run, environment, folder)]
-    for (node, capture), ports in zip(simulated.items(), ranges[1:], strict=True):
-        arguments = [*run, "--from", str(capture), "--node", node]
-        own = environment | {"LLMGW_NODE": node, "LLMGW_PORT_RANGE": ports}
-        agents.append(Child(f"agent-{node}", arguments, own, folder))
+    environment = _environment(settings, url)
+    own = environment | {"LLMGW_PORT_RANGE": ranges[0]}
+    agents = [Child("agent", ["agent", "run", "--stop-engines"], own, folder)]
+    if asked.captures:
+        named = ",".join(str(capture.absolute()) for capture in asked.captures)
+        words = ["agent", "fleet", "--stop-engines", "--from", named, "--copies"]
+        own = environment | {"LLMGW_PORT_RANGE": ranges[1]}
+        agents.append(Child("simulated", [*words, str(asked.copies)], own, folder))
     return Child("controller", ["controller", "run"], environment, folder), agents
 
 
@@ -220,17 +211,35 @@ def _port_ranges(settings: Settings, number: int) -> list[str]:
     each = len(ports) // number
     if each == 0:
         raise UsageError(
-            f"the port range {settings.port_range} is too small for {number} nodes on one machine:"
+            f"the port range {settings.port_range} is too small to be shared with simulated nodes:"
             " widen it with LLMGW_PORT_RANGE"
         )
     starts = [ports[place * each] for place in range(number)]
     return [f"{start}-{start + each - 1}" for start in starts]
 
 
-async def _keep_server(server: EmbeddedServer) -> None:
+async def _keep_logs_small(folder: Path) -> None:
     while True:
-        code = await server.wait()
-        log.warning("log_server_ended", exit_code=code)
+        await anyio.to_thread.run_sync(outputs.limit_folder, folder, set)
+        await anyio.sleep(outputs.LOOK_SECONDS)
+
+
+async def _keep_server(server: EmbeddedServer) -> None:
+    """Start the log again when it ended, and when it runs but stores no more."""
+    pause_seconds = SERVER_LOOK_SECONDS
+    while True:
+        code: int | None = None
+        with anyio.move_on_after(pause_seconds):
+            code = await server.wait()
+        if code is not None:
+            log.warning("log_server_ended", exit_code=code)
+        elif reason := await server.ailment():
+            log.warning("log_server_started_again", reason=reason)
+            # Where that does not help it is not done for ever at this pace.
+            pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+        else:
+            pause_seconds = SERVER_LOOK_SECONDS
+            continue
         await _restart(server)
 
 

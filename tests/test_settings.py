@@ -262,3 +262,20 @@ def test_without_a_readable_address_the_message_says_what_to_do(
         (folder / "endpoint.json").write_text(content)
     with pytest.raises(LogUnreachable, match=r"endpoint\.json"):
         nats_url(Settings(node="n", data=folder))
+
+
+def test_labels_are_read_from_text_and_from_a_table(tmp_path: Path) -> None:
+    found = load(env={"LLMGW_LABELS": "rack = b2,disk=nvme"}, folder=tmp_path).settings
+    assert found.node_labels == {"rack": "b2", "disk": "nvme"}
+    (tmp_path / "llmgw.toml").write_text('labels = {rack = "b2", "topology.io/zone" = "z1"}\n')
+    found = load(env={}, folder=tmp_path).settings
+    assert found.node_labels == {"rack": "b2", "topology.io/zone": "z1"}
+    assert load(env={}, folder=tmp_path / "elsewhere").settings.node_labels == {}
+
+
+@pytest.mark.parametrize(
+    "wrong", ["rack", "rack=a,rack=b", "=a", "rack=a b", "rack=*", "r=" + "x" * 64]
+)
+def test_a_label_that_is_none_is_refused_with_the_way_to_write_it(wrong: str) -> None:
+    with pytest.raises(UsageError, match="NAME=VALUE"):
+        load(env={"LLMGW_LABELS": wrong})

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from llmgw.cli.context import note, service_settings
+from llmgw.cli.fleet import Copies, folders
 from llmgw.cli.options import ClusterName, Config, Data, NodeName
 
 
@@ -30,9 +31,7 @@ def up(
             show_default=False,
         ),
     ] = None,
-    copies: Annotated[
-        int, typer.Option(min=1, help="How many nodes to simulate from each folder.")
-    ] = 1,
+    copies: Copies = 1,
     node: NodeName = None,
     cluster: ClusterName = None,
     config: Config = None,
@@ -48,5 +47,4 @@ def up(
             note(warning)
     from llmgw.up import run_up
 
-    folders = [Path(folder) for folder in (simulate or "").split(",") if folder]
-    asyncio.run(run_up(settings, catalog, folders, copies))
+    asyncio.run(run_up(settings, catalog, folders(simulate), copies))

@@ -67,7 +67,7 @@ class Part(msgspec.Struct, gc=False):
     """One part of a replica: where it is and what its agent last said of it.
 
     `grants` are the devices themselves: a number may mean another device after a reboot. `pools`
-    is the memory that they draw on.
+    is the memory that they draw on. `gone` says which of them its node does not have any more.
     """
 
     node: str
@@ -87,6 +87,7 @@ class Part(msgspec.Struct, gc=False):
     advice: str | None = None
     output: str | None = None
     meeting_port: int | None = None
+    gone: str | None = None
 
 
 class Replica(msgspec.Struct, gc=False):

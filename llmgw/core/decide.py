@@ -116,12 +116,17 @@ def _sorted_out(
 
     Those on lost nodes are neither: what becomes of them is known when the node returns.
     """
+    one, nodes = model.one, state.nodes
     current, leaving = [], []
     for replica in replicas:
-        changed = replica.entry != model.one
-        if changed or _on_draining_node(state, replica):
+        lost = draining = False
+        for part in replica.parts:
+            node = nodes[part.node]
+            lost = lost or node.lost
+            draining = draining or node.draining
+        if draining or (replica.entry is not one and replica.entry != one):
             leaving.append(replica)
-        elif not _on_lost_node(state, replica):
+        elif not lost:
             current.append(replica)
     return current, leaving
 

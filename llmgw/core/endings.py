@@ -7,14 +7,45 @@ from zlib import crc32
 from llmgw.core import stimuli as s
 from llmgw.core.memory import EnginePart, Policy, name_of
 from llmgw.core.stimuli import Key
-from llmgw.engines.base import KnownFailure
+from llmgw.engines.base import KnownFailure, first_known
 from llmgw.engines.registry import ENGINES
+
+VERDICTS = (
+    KnownFailure(
+        r"is on device .*, which it was not given",
+        "the engine uses a device that belongs to somebody else",
+        "see whether its arguments or environment choose devices: llmgw does that by itself",
+    ),
+    KnownFailure(
+        r"listens on port \d+, and not the engine",
+        "another program took the port while the engine was starting",
+        "stop that program, or give llmgw a range of ports that nobody else uses: LLMGW_PORT_RANGE",
+    ),
+)
+"""What the agent found wrong with an engine, and ended it for; its own words say which."""
+
+SILENCES = (
+    KnownFailure(
+        r"^not ready after ",
+        "the engine did not come up in the time that its entry allows",
+        "see its output; raise `start_seconds` in the catalog if the model is large or the disk "
+        "slow",
+    ),
+    KnownFailure(
+        r"^its health endpoint failed \d+ times in a row",
+        "the engine hung: it ran and did not answer",
+        "see its output; raise `liveness_seconds` in the catalog if it may be silent for longer",
+    ),
+)
+"""The same where the engine's last words, if they are known, say more."""
 
 
 def explain(part: EnginePart, ended: s.EngineExited | None) -> KnownFailure | None:
-    """Return the failure that the engine's last output speaks of, if its engine knows it."""
+    """Return what is known of the failure: by the agent's verdict, or by the last output."""
+    verdict = part.fail_reason or ""
     chosen = ENGINES.get(part.assignment.entry.engine) if part.assignment else None
-    return chosen.explain(ended.output) if chosen is not None and ended is not None else None
+    said = chosen.explain(ended.output) if chosen is not None and ended is not None else None
+    return first_known(VERDICTS, verdict) or said or first_known(SILENCES, verdict)
 
 
 _SIGNALS = {

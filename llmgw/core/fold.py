@@ -33,7 +33,7 @@ from llmgw.core.refusals import refuses
 from llmgw.core.values import MAX_INTEGER, NEXT_PHASES, Phase
 from llmgw.core.wishes import WISHES, new_generation
 from llmgw.engines.base import Grant
-from llmgw.hardware.types import Device, Inventory
+from llmgw.hardware.types import Device, Inventory, device_label
 
 
 def apply(state: Cluster, record: Record) -> None:
@@ -156,11 +156,10 @@ def _node_inventory(state: Cluster, node: Node, body: e.NodeInventoryTaken) -> N
     node.devices = {device.id: device for device in inventory.devices}
     node.excluded = _excluded(inventory) if inventory.excluded else {}
     touch(state, node)
-    if node.held and _renumbered(before, inventory.devices):
+    if node.held and _others(before, inventory.devices):
         numbers = {device.uuid: device.id for device in inventory.devices}
         for part in _parts_on(state, node):
-            was = zip(part.grants, part.devices, strict=True)
-            part.devices = tuple(numbers.get(grant.uuid, number) for grant, number in was)
+            _find_devices(state, part, numbers)
 
 
 def _hardware_unreadable(state: Cluster, node: Node, body: e.NodeHardwareUnreadable) -> None:
@@ -168,13 +167,31 @@ def _hardware_unreadable(state: Cluster, node: Node, body: e.NodeHardwareUnreada
     touch(state, node)
 
 
-def _renumbered(before: dict[int, Device], devices: tuple[Device, ...]) -> bool:
-    """Return whether a number means another device than before."""
+def _others(before: dict[int, Device], devices: tuple[Device, ...]) -> bool:
+    """Return whether a number means another device than before, or none."""
     for device in devices:
         was = before.get(device.id)
         if was is None or was.uuid != device.uuid:
             return True
-    return False
+    return len(before) != len(devices)
+
+
+def _find_devices(state: Cluster, part: Part, numbers: dict[str, int]) -> None:
+    """Follow a part's devices by their UUID: they may have other numbers, or be there no more.
+
+    Whether its engine still runs is for the agent to say.
+    """
+    gone = [
+        f"{device_label(number)} ({grant.uuid})"
+        for grant, number in zip(part.grants, part.devices, strict=True)
+        if grant.uuid not in numbers
+    ]
+    was = zip(part.grants, part.devices, strict=True)
+    part.devices = tuple(numbers.get(grant.uuid, number) for grant, number in was)
+    part.gone = f"its device {', '.join(gone)} is not there any more" if gone else None
+    if gone and part.phase in ("assigned", "failed"):
+        _move(state, part, "lost")
+        part.reason = part.gone
 
 
 def _excluded(inventory: Inventory) -> dict[int, str]:

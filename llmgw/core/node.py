@@ -426,7 +426,8 @@ class NodeMachine:
         if part.pid is None or part.phase not in _ALIVE:
             return
         start = reporting.start_of(key, part)
-        part.pids = tuple(sorted(pid for pid, of in fact.own_pids.items() if of == start))
+        own = fact.own_pids.items() if fact.same_ids else ()
+        part.pids = tuple(sorted(pid for pid, of in own if of == start))
         elsewhere = weighing.astray(self._seen, part, part.pids, self.memory.inventory)
         part.sightings = part.sightings + 1 if elsewhere else 0
         if elsewhere and part.sightings >= _SIGHTINGS:
@@ -434,7 +435,8 @@ class NodeMachine:
         elif part.answered_at is not None and taken_at >= part.answered_at:
             taken = weighing.taken_bytes(self._seen, part, part.pids)
             yield from self._became_ready(key, part, now, taken)
-        self._note_unused(key, part, now)
+        if fact.same_ids:
+            self._note_unused(key, part, now)
 
     def _note_unused(self, key: Key, part: EnginePart, now: float) -> None:
         """Note devices that an engine serves without: one that was built without them does so."""

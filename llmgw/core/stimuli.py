@@ -99,13 +99,15 @@ class SampleTaken(msgspec.Struct, frozen=True):
     """The node's devices were measured, `age_seconds` ago.
 
     `own_pids` are those of their processes that belong to engines of this agent, each with the
-    start that it is of.
+    start that it is of. Without `same_ids` the driver counts processes otherwise than the agent
+    does (in a container), and a number says nothing.
     """
 
     readings: Readings
     own_pids: Mapping[int, Start]
     troubles: Troubles = ()
     age_seconds: float = 0.0
+    same_ids: bool = True
 
 
 class EngineSpawned(msgspec.Struct, frozen=True):

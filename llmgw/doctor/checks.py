@@ -21,7 +21,7 @@ from llmgw.settings import Settings
 from llmgw.views.findings import Finding
 
 HARDWARE_SECONDS = 120.0
-ENGINES_SECONDS = 60.0
+ENGINES_SECONDS = 120.0
 SHORT_SECONDS = 15.0
 
 log = structlog.get_logger()
@@ -56,6 +56,8 @@ async def examine(settings: Settings, capture: Path | None = None) -> list[Findi
         Check("log", SHORT_SECONDS, lambda: server.look(settings)),
         Check("data folder", SHORT_SECONDS, lambda: host.data_folder(settings.data)),
         Check("open files", SHORT_SECONDS, host.open_files),
+        Check("locked memory", SHORT_SECONDS, host.locked_memory),
+        Check("shared memory", SHORT_SECONDS, host.shared_memory),
         Check("ports", SHORT_SECONDS, lambda: host.engine_ports(settings.host, settings.ports)),
     )
     rows: list[list[Finding]] = [[] for _ in checks]

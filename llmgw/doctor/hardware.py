@@ -22,6 +22,7 @@ from llmgw.hardware.types import Inventory
 from llmgw.sample import hardware_settings, simulated_hardware
 from llmgw.settings import Settings
 from llmgw.views import findings as judge
+from llmgw.views.carving import carving_findings
 from llmgw.views.findings import Finding, HardwareFacts
 
 TOOL_SECONDS = 10.0
@@ -47,7 +48,8 @@ async def look(settings: Settings, see: Callable[[Inventory], None]) -> list[Fin
     elif not asked.cpu_device:
         found = replace(found, devices=tuple(d for d in found.devices if d.card is not None))
     see(found)
-    return judge.hardware_findings(found, await _facts(asked, found, driver))
+    facts = replace(await _facts(asked, found, driver), limits=settings.limits)
+    return [*judge.hardware_findings(found, facts), *carving_findings(found)]
 
 
 async def captured(node: str, folder: Path) -> list[Finding]:
@@ -58,7 +60,7 @@ async def captured(node: str, folder: Path) -> list[Finding]:
         return [judge.unreadable_finding(str(error), captured=True)]
     record = await to_thread.run_sync(_captured_record, folder / RECORD_FILE)
     facts = replace(_told(record), captured=True)
-    return judge.hardware_findings(found, facts)
+    return [*judge.hardware_findings(found, facts), *carving_findings(found)]
 
 
 def _captured_record(path: Path) -> Record | Failure:

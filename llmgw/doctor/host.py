@@ -11,13 +11,21 @@ import resource
 import shutil
 import socket
 import tempfile
+from collections.abc import Iterable
 from os import W_OK, X_OK, access
 from pathlib import Path
 
 from anyio import to_thread
 
 from llmgw.views.findings import Finding
-from llmgw.views.surroundings import disk_finding, files_finding, ports_finding
+from llmgw.views.surroundings import (
+    SHARED,
+    disk_finding,
+    files_finding,
+    locked_memory_finding,
+    ports_finding,
+    shared_memory_finding,
+)
 
 ROOT = Path("/")
 _NVIDIA = "0x10de"
@@ -74,6 +82,46 @@ async def open_files() -> list[Finding]:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (None if limit == resource.RLIM_INFINITY else limit for limit in limits)
     return [files_finding(soft, hard)]
+
+
+async def locked_memory(root: Path = ROOT) -> list[Finding]:
+    """Return whether this process may lock enough memory."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    infiniband = root / "sys/class/infiniband"
+    used = infiniband.is_dir() and any(infiniband.iterdir())
+    return [locked_memory_finding(None if soft == resource.RLIM_INFINITY else soft, used)]
+
+
+async def shared_memory(root: Path = ROOT) -> list[Finding]:
+    """Return whether processes can share memory, and what dead engines left there."""
+    return [await to_thread.run_sync(_shared_memory, root, abandon_on_cancel=True)]
+
+
+def _shared_memory(root: Path) -> Finding:
+    folder = root / SHARED.lstrip("/")
+    if not folder.is_dir():
+        return shared_memory_finding(None, (), 0)
+    # Named so by Python's multiprocessing, which removes them unless its process is killed.
+    segments = {path.name: path for path in folder.glob("psm_*")}
+    left = sorted(segments.keys() - _mapped(root, segments.keys())) if segments else []
+    size = sum(segments[name].stat().st_size for name in left if segments[name].exists())
+    return shared_memory_finding(shutil.disk_usage(folder).free, left, size)
+
+
+def _mapped(root: Path, names: Iterable[str]) -> set[str]:
+    """Which of these files some process has mapped; all, where a process may not be looked at."""
+    wanted, found = set(names), set[str]()
+    for process in (root / "proc").iterdir():
+        if not process.name.isdecimal():
+            continue
+        try:
+            maps = (process / "maps").read_text(encoding="utf-8", errors="replace")
+        except PermissionError:
+            return wanted
+        except OSError:
+            continue
+        found |= {name for name in wanted if f"{SHARED}/{name}" in maps}
+    return found
 
 
 async def engine_ports(host: str, ports: range) -> list[Finding]:

@@ -2,25 +2,26 @@
 
 `write_capture` makes one (`llmgw agent inventory --capture DIR`), `read_capture` and
 `read_nvml_capture` discover from one (`--from DIR`). A user's bug report so becomes a test. UUIDs
-and PCI addresses stay, since the outputs are joined by them; serial numbers, process names and
-command lines go. NVML is asked for none of these.
+and PCI addresses stay, since the outputs are joined by them; what `scrub` takes out is counted.
 """
 
 from __future__ import annotations
 
-import re
+import codecs
 from pathlib import Path
 
 import anyio.to_thread
 import msgspec
+from msgspec.structs import replace
 
 from llmgw.errors import BackendUnavailable, UsageError
 from llmgw.hardware.assemble import assemble
-from llmgw.hardware.host import host_memory, parse_meminfo
+from llmgw.hardware.host import host_memory, owners, parse_meminfo
 from llmgw.hardware.nvml import Nvml, parse_record, read_record
 from llmgw.hardware.nvml_failures import Failure
 from llmgw.hardware.nvml_record import Record, Refusal
 from llmgw.hardware.running import Output
+from llmgw.hardware.scrub import Scrubber
 from llmgw.hardware.smi import Smi
 from llmgw.hardware.smi_failures import explain
 from llmgw.hardware.smi_list import parse_listing
@@ -36,49 +37,56 @@ RECORD_FILE = "nvml.json"
 
 _COMMANDS = {LISTING_FILE: ("-L",), REPORT_FILE: ("-q", "-x"), TOPOLOGY_FILE: ("topo", "-m")}
 _MOST_BYTES = 64 * 2**20
-
-_SECRET = re.compile(
-    r"<(?P<tag>process_name|vm_name|pdi|[a-z_]*serial[a-z_]*|gpu_fabric_guid)>"
-    r"(?P<value>.*?)</(?P=tag)>",
-    re.DOTALL,
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-_KEPT_VALUES = frozenset({"", "N/A", "None"})
+
+SCRUBBED_FILE = "scrubbed.txt"
 
 
-def scrub(text: str) -> str:
-    """A report without serial numbers, device identifiers beside the UUID, and process names."""
+class Capture(msgspec.Struct, frozen=True):
+    """What was written: the files, and how much of each kind was taken out of them."""
 
-    def replacement(match: re.Match[str]) -> str:
-        tag, value = match["tag"], match["value"].strip()
-        return f"<{tag}>{value if value in _KEPT_VALUES else 'removed'}</{tag}>"
+    files: tuple[Path, ...]
+    removed: dict[str, int] = {}
 
-    return _SECRET.sub(replacement, text)
+    def said(self) -> str:
+        """What was taken out, in words."""
+        found = ", ".join(f"{count} {kind}" for kind, count in sorted(self.removed.items()))
+        return f"taken out: {found or 'nothing, there was none of what is taken out'}"
 
 
-async def write_capture(smi: Smi, nvml: Nvml, folder: Path) -> tuple[Path, ...]:
-    """Write what the tool prints, scrubbed, and what NVML answers, into a folder; the files' paths.
+async def write_capture(smi: Smi, nvml: Nvml, folder: Path) -> Capture:
+    """Write what the tool prints and what NVML answers, scrubbed, into a folder.
 
     A backend that fails is captured with what it said: that is what a report of a fault needs.
     Raises `BackendUnavailable` if the program is missing or hangs and NVML does not answer either,
     `UsageError` if the folder cannot be written.
     """
+    hosts, users = await anyio.to_thread.run_sync(owners)
+    scrubber = Scrubber(hosts, users)
     record = await nvml.record()
-    texts = {RECORD_FILE: _encoded(record)}
+    if isinstance(record, Failure):
+        record = Record(failure=Refusal("no-answer", said=record.reason))
+    texts = {RECORD_FILE: _encoded(scrubber.record(record))}
     try:
         for name, arguments in _COMMANDS.items():
-            texts[name] = scrub(_said(await smi.run(*arguments)))
+            said = _said(await smi.run(*arguments))
+            texts[name] = scrubber.report(said) if name == REPORT_FILE else scrubber.text(said)
     except BackendUnavailable:
-        if isinstance(record, Failure) or record.failure is not None:
+        if record.failure is not None:
             raise
     memory = await anyio.to_thread.run_sync(host_memory)
     if memory is not None:
         texts[MEMORY_FILE] = f"MemTotal: {memory.total_bytes // 1024} kB\n"
-    return await anyio.to_thread.run_sync(_write, folder, texts)
+    capture = Capture((), dict(scrubber.removed))
+    texts[SCRUBBED_FILE] = f"{capture.said()}\n"
+    return replace(capture, files=await anyio.to_thread.run_sync(_write, folder, texts))
 
 
-def _encoded(record: Record | Failure) -> str:
-    if isinstance(record, Failure):
-        record = Record(failure=Refusal("no-answer", said=record.reason))
+def _encoded(record: Record) -> str:
     return msgspec.json.format(msgspec.json.encode(record), indent=1).decode() + "\n"
 
 
@@ -154,8 +162,16 @@ def _read(path: Path) -> str | None:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise UsageError(f"{path} is larger than any output of nvidia-smi: it is not a capture")
-        return path.read_bytes().decode("utf-8", "replace")
+        return _decoded(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def _decoded(data: bytes) -> str:
+    """The text of a file that may have been made by hand, where a shell chose its encoding."""
+    for mark, encoding in _MARKS:
+        if data.startswith(mark):
+            return data.removeprefix(mark).decode(encoding, "replace")
+    return data.decode("utf-8", "replace")

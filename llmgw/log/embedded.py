@@ -101,6 +101,10 @@ class EmbeddedServer:
         """Wait until the server has ended, asked or not, and return its exit code (-9: SIGKILL)."""
         return await self._running().wait()
 
+    async def ailment(self) -> str | None:
+        """Return why the server, though it runs, must be started again; `None`: it need not be."""
+        return await asyncio.to_thread(self._folder.ailment)
+
     async def restart(self, deadline_seconds: float = READY_SECONDS) -> None:
         """Start it again on the same port and store, ending it first where it still runs."""
         await self.stop()

@@ -9,8 +9,9 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +23,10 @@ RESERVE_BYTES = 16 * 1024 * 1024
 _DYING_SECONDS = 15.0
 _TAIL_BYTES = 16 * 1024
 _TAIL_LINES = 12
+_LOOK_BYTES = 1024 * 1024
+_FULL = re.compile(
+    rb"(?:failed to store a msg|write error)[^\n]*(?:no space left on device|disk quota exceeded)"
+)
 
 
 class _Owner(msgspec.Struct):
@@ -38,15 +43,22 @@ class _Ports(msgspec.Struct):
 
 
 class StoreFolder:
-    """One server's folder. `acquire` before anything else; the lock outlives a killed parent."""
+    """One server's folder. `acquire` before anything else; the lock outlives a killed parent.
 
-    def __init__(self, path: Path) -> None:
+    `room` tells how many bytes are free for this user on a folder's disk.
+    """
+
+    def __init__(self, path: Path, room: Callable[[Path], int] | None = None) -> None:
         self.path = path.absolute()
         self.config_file = self.path / "nats.conf"
         self.log_file = self.path / "server.log"
         self._output_file = self.path / "server.out"
         self._lock: IO[str] | None = None
         self._log_start = 0
+        self._looked_to = 0
+        self._room = room or _free_bytes
+        self._ran_out = False
+        self._limit_bytes = 0
 
     @property
     def lock_descriptor(self) -> int:
@@ -99,15 +111,48 @@ class StoreFolder:
         Raises `DataFolderError` when not even the reserve is left.
         """
         with self._named_errors():
-            space = os.statvfs(self.path)
-            free_bytes = space.f_bavail * space.f_frsize
+            free_bytes = self._room(self.path)
             if free_bytes < RESERVE_BYTES:
                 raise DataFolderError(
                     f"{self.path} has {free_bytes // 1024} KiB free; the log needs at least "
                     f"{RESERVE_BYTES // 1024 // 1024} MiB: make room, or choose another folder"
                 )
-            files = (file for file in self.path.rglob("*") if file.is_file())
-            return free_bytes - RESERVE_BYTES + sum(file.stat().st_size for file in files)
+            self._limit_bytes = free_bytes - RESERVE_BYTES + self._stored_bytes()
+            return self._limit_bytes
+
+    def ailment(self) -> str | None:
+        """Return why a server that runs must be started again, or `None` if it need not be.
+
+        Once a write has failed for want of space, nats-server stores nothing more in that stream,
+        however much room there is later; and the limit that it was started with stays what it was.
+        """
+        with contextlib.suppress(OSError):
+            self._ran_out = self._ran_out or self._says_full()
+            free_bytes = self._room(self.path)
+            if self._ran_out and free_bytes >= RESERVE_BYTES:
+                return "it ran out of space, and there is room again"
+            room_bytes = free_bytes - RESERVE_BYTES
+            if room_bytes > RESERVE_BYTES:
+                left_bytes = self._limit_bytes - self._stored_bytes()
+                if left_bytes < RESERVE_BYTES < room_bytes - left_bytes:
+                    return "its log has come near the limit that it was started with"
+        return None
+
+    def _stored_bytes(self) -> int:
+        files = (file for file in self.path.rglob("*") if file.is_file())
+        return sum(file.stat().st_size for file in files)
+
+    def _says_full(self) -> bool:
+        """Whether the server wrote into its log, since the last look, that its disk is full.
+
+        It tries again with each message, so what it could not write down then is said later.
+        """
+        with self.log_file.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(self._looked_to if self._looked_to <= size else 0, size - _LOOK_BYTES))
+            found = _FULL.search(file.read()) is not None
+            self._looked_to = file.tell()
+        return found
 
     def clear(self) -> None:
         """Remove what an earlier server left, and remember where its log ends."""
@@ -116,7 +161,8 @@ class StoreFolder:
                 stale.unlink()
             self._output_file.write_bytes(b"")
             self.log_file.touch()
-            self._log_start = self.log_file.stat().st_size
+            self._log_start = self._looked_to = self.log_file.stat().st_size
+            self._ran_out = False
 
     def write_config(self, config: str) -> None:
         """Write the server's configuration."""
@@ -156,6 +202,11 @@ class StoreFolder:
             yield
         except OSError as failure:
             raise DataFolderError(_explain(self.path, failure)) from failure
+
+
+def _free_bytes(path: Path) -> int:
+    space = os.statvfs(path)
+    return space.f_bavail * space.f_frsize
 
 
 def _explain(path: Path, failure: OSError) -> str:

@@ -1,0 +1,311 @@
+"""The fleet: one connection, one reader of commands, one clock and one file for all its nodes.
+
+A shell, as the agent is: facts go to each node's brain, what the brains publish goes to the log.
+A node of it costs a few kilobytes and no system call of its own but for its sign of life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+import structlog
+from msgspec.structs import replace
+
+from llmgw import outputs, wire
+from llmgw.agent import SIMULATED_FOLDER, stored_memory
+from llmgw.core import stimuli as s
+from llmgw.core.records import Record
+from llmgw.errors import LlmgwError
+from llmgw.fleet.names import PREFIX, simulated_nodes
+from llmgw.fleet.node import FleetNode, Ports, memory_key
+from llmgw.fleet.store import Store
+from llmgw.folder import held
+from llmgw.hardware.discover import discover
+from llmgw.hardware.host import boot_id
+from llmgw.hardware.shapes import readings, shape
+from llmgw.hardware.types import Inventory, Readings
+from llmgw.log.base import LogRewound
+from llmgw.log.jetstream import JetStreamLog, connect
+from llmgw.outbox import Outbox, open_outbox
+from llmgw.replay import records
+from llmgw.sample import simulated_hardware
+from llmgw.settings import Settings, nats_url
+from llmgw.stopping import hearing_hangups, hearing_signals
+
+TICK_SECONDS = 0.1
+RETRY_SECONDS = 1.0
+LAST_WORDS_SECONDS = 20.0
+PORTS_EACH = 8
+
+log = structlog.get_logger()
+
+
+class Machine(NamedTuple):
+    """What a captured folder holds: a shape and readings, or why it cannot be read."""
+
+    shape: Inventory | None
+    readings: Readings | None
+    error: str | None
+
+
+class Fleet:
+    """Simulated nodes that run together. Made and run by `run_fleet`."""
+
+    def __init__(
+        self, settings: Settings, nodes: Mapping[str, FleetNode], outbox: Outbox, store: Store
+    ) -> None:
+        self._settings = settings
+        self._nodes = nodes
+        self._outbox = outbox
+        self._store = store
+        self._machines: dict[Path, Machine] = {}
+        self._log: JetStreamLog | None = None
+        self._connected = asyncio.Event()
+
+    async def run(
+        self,
+        identity: str,
+        rebooted: bool,
+        signals: AsyncIterator[signal.Signals],
+        hangups: AsyncIterator[signal.Signals],
+        stop_engines: bool,
+    ) -> None:
+        """Run until every node has left."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._store.write)
+            await self._begin(identity, rebooted, tasks)
+            for loop in (
+                self._connect,
+                self._send_events,
+                self._follow,
+                self._tick,
+                self._beat,
+                self._keep_outputs_small,
+            ):
+                tasks.start_soon(loop)
+            tasks.start_soon(self._hear_hangups, hangups)
+            await self._leave(signals, stop_engines)
+            tasks.cancel_scope.cancel()
+        for node in self._nodes.values():
+            await node.close()
+        if self._log is not None:
+            await self._log.close()
+
+    async def _begin(self, identity: str, rebooted: bool, tasks: anyio.abc.TaskGroup) -> None:
+        await self._look()
+        ports = Ports()
+        for name, node in self._nodes.items():
+            node.employ(f"{identity}-{name}", ports, tasks)
+            machine = self._machines[node.capture]
+            await node.begin(rebooted, _named(machine.shape, name), machine.error)
+            tasks.start_soon(node.think)
+        log.info("fleet_started", nodes=len(self._nodes), captures=len(self._machines))
+
+    async def _look(self) -> None:
+        """Read each captured folder once, for all the nodes that have its hardware."""
+        for folder in {node.capture for node in self._nodes.values()}:
+            try:
+                found = await discover(simulated_hardware(PREFIX, folder))
+            except LlmgwError as error:
+                log.warning("capture_unreadable", folder=str(folder), reason=str(error))
+                self._machines[folder] = Machine(None, None, str(error))
+            else:
+                self._machines[folder] = Machine(shape(found), readings(found), None)
+
+    # --- time --------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            await anyio.sleep(TICK_SECONDS)
+            for node in self._nodes.values():
+                node.tick()
+
+    async def _beat(self) -> None:
+        """Send each node's sign of life at its time, the nodes spread over the pause evenly."""
+        found = await self._reached()
+        loop = asyncio.get_running_loop()
+        began, sent = loop.time(), 0
+        pause = self._settings.sample_seconds / len(self._nodes)
+        while True:
+            for node in self._nodes.values():
+                machine = self._machines[node.capture]
+                message = node.sample(machine.readings, machine.error)
+                await found.publish_sample(message.subject, message.payload)
+                sent += 1
+                if began + sent * pause - loop.time() > TICK_SECONDS:
+                    await anyio.sleep(TICK_SECONDS)
+
+    async def _keep_outputs_small(self) -> None:
+        while True:
+            for node in self._nodes.values():
+                if node.has_engines:
+                    await node.limit_outputs()
+            await anyio.sleep(outputs.LOOK_SECONDS)
+
+    async def _hear_hangups(self, hangups: AsyncIterator[signal.Signals]) -> None:
+        async for number in hangups:
+            log.info("captures_read_again", signal=number.name)
+            await self._look()
+            for name, node in self._nodes.items():
+                machine = self._machines[node.capture]
+                if (inventory := _named(machine.shape, name)) is not None:
+                    node.tell(s.InventoryTaken(inventory))
+                else:
+                    node.tell(s.HardwareUnreadable(machine.error or "no reason was given"))
+
+    async def _leave(self, signals: AsyncIterator[signal.Signals], stop_engines: bool) -> None:
+        """Wait for the signal to leave, and until every node has left and said so."""
+        async for number in signals:
+            log.info("fleet_leaving", signal=number.name, stop_engines=stop_engines)
+            for node in self._nodes.values():
+                node.tell(s.ShutdownRequested(stop_engines))
+            break
+        for node in self._nodes.values():
+            await node.until_left()
+        with anyio.move_on_after(LAST_WORDS_SECONDS):
+            while self._log is not None and await self._outbox.waiting(1):  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+
+    # --- the log -----------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        """Find the log, however long it takes, and notice when it is not the one of before."""
+        settings = self._settings
+        while True:
+            try:
+                found = await connect(nats_url(settings), settings.cluster, name="llmgw fleet")
+                await self._notice_another(found)
+            except LlmgwError as error:
+                log.warning("log_unreachable", reason=str(error))
+                await anyio.sleep(RETRY_SECONDS)
+            else:
+                self._log = found
+                self._connected.set()
+                return
+
+    async def _reached(self) -> JetStreamLog:
+        await self._connected.wait()
+        assert self._log is not None
+        return self._log
+
+    async def _notice_another(self, found: JetStreamLog) -> None:
+        created = str((await found.bounds()).created_ns).encode()
+        known = await self._outbox.kept("log_created")
+        if known != created:
+            await self._outbox.commit({"log_created": created})
+        if known not in (None, created):
+            await self._start_over()
+
+    async def _start_over(self) -> None:
+        log.warning("log_replaced")
+        for node in self._nodes.values():
+            await node.forget_log()
+
+    async def _send_events(self) -> None:
+        """Send what waits, in order, again and again until the log has it."""
+        found = await self._reached()
+        while True:
+            queued = self._store.queued
+            waiting = await self._outbox.waiting()
+            if not waiting:
+                await queued.wait()
+                continue
+            try:
+                await found.append_many([w.message for w in waiting])
+                await self._outbox.sent(w.place for w in waiting)
+            except LlmgwError as error:
+                log.warning("events_wait", reason=str(error), at_least=len(waiting))
+                await anyio.sleep(RETRY_SECONDS)
+
+    async def _follow(self) -> None:
+        found = await self._reached()
+        rewound = False
+        while True:
+            try:
+                if rewound:
+                    await self._notice_another(found)
+                    await self._start_over()
+                    rewound = False
+                await self._take_commands(found)
+            except LogRewound as error:
+                log.warning("log_rewound", reason=str(error))
+                rewound = True
+            except LlmgwError as error:
+                log.warning("commands_unreachable", reason=str(error))
+            await anyio.sleep(RETRY_SECONDS)
+
+    async def _take_commands(self, found: JetStreamLog) -> None:
+        """Hand commands out: those that waited, then each as it comes."""
+        subjects = [wire.command_subject(self._settings.cluster, "*")]
+        newest = await found.last(subjects[0])
+        last = newest.sequence if newest is not None else 0
+        start = 1 + min(node.command_sequence for node in self._nodes.values())
+        if start <= last:
+            waiting: dict[str, list[Record]] = {}
+            async for record in records(found, start=start, until=last, subjects=subjects):
+                waiting.setdefault(record.node, []).append(record)
+            for name, some in waiting.items():
+                if (node := self._nodes.get(name)) is not None:
+                    node.take_waiting(some)
+        async for record in records(found, start=max(start, last + 1), subjects=subjects):
+            if (node := self._nodes.get(record.node)) is not None:
+                node.take_command(record)
+
+
+def _named(inventory: Inventory | None, node: str) -> Inventory | None:
+    return None if inventory is None else replace(inventory, node=node)
+
+
+async def run_fleet(
+    settings: Settings, captures: Sequence[Path], copies: int, *, stop_engines: bool = False
+) -> None:
+    """Run so many simulated nodes from each captured folder until SIGTERM or SIGINT.
+
+    With `stop_engines` their engines end first; else they go on, and the next fleet on the same
+    data adopts them. Raises `UsageError` when there are too many or a folder holds no capture, and
+    `DataFolderError` when the data folder cannot be used or another fleet uses it.
+    """
+    captured = await simulated_nodes(captures, copies)
+    folder = settings.data / SIMULATED_FOLDER
+    with (
+        hearing_signals() as signals,
+        hearing_hangups() as hangups,
+        held(folder, "fleet of simulated nodes"),
+    ):
+        async with open_outbox(folder) as outbox:
+            identity = await outbox.identity()
+            boot, before = boot_id() or "unknown", await outbox.kept("boot_id")
+            await outbox.commit({"boot_id": boot.encode()})
+            store = Store(outbox)
+            nodes = {
+                node: FleetNode(
+                    replace(settings, node=node, port_range=ports),
+                    capture,
+                    outbox,
+                    store,
+                    stored_memory(await outbox.kept(memory_key(node))),
+                    boot,
+                )
+                for (node, capture), ports in zip(
+                    captured.items(), port_ranges(settings.ports, len(captured)), strict=True
+                )
+            }
+            rebooted = before is not None and before.decode() != boot
+            fleet = Fleet(settings, nodes, outbox, store)
+            await fleet.run(identity, rebooted, signals, hangups, stop_engines)
+
+
+def port_ranges(ports: range, nodes: int) -> list[str]:
+    """Return the ports that each node tries, as ranges that overlap where there are too few.
+
+    No two engines get one port all the same: the nodes of a fleet take them from each other.
+    """
+    each = max(len(ports) // nodes, min(PORTS_EACH, len(ports)))
+    places = len(ports) - each + 1
+    starts = (ports[place * each % places] for place in range(nodes))
+    return [f"{start}-{start + each - 1}" for start in starts]
