@@ -15,7 +15,7 @@ export PIP_REQUIRE_VIRTUALENV := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-full test-min test-all bench simulate schemas drift lint format lock clean
+.PHONY: help setup demo test test-full test-min test-all bench simulate schemas release-schemas drift lint format lock clean
 
 help:
 	@echo 'make setup      everything into $(VENV), from requirements.lock'
@@ -41,7 +41,7 @@ test: lint drift
 	@$(MAKE) --no-print-directory test-full
 	@$(MAKE) --no-print-directory test-min
 
-test-full: setup
+test-full: setup build/node/.ready
 	@echo '== tests, everything installed'
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
@@ -64,6 +64,19 @@ simulate: setup
 
 schemas: setup
 	$(BIN)/llmgw schemas export schemas
+
+# What is released stays readable: a later change is held against it.
+release-schemas: setup
+	@test -n "$(VERSION)" || { echo 'say which: make release-schemas VERSION=0.2' >&2; exit 1; }
+	$(BIN)/llmgw schemas export schemas/released/$(VERSION)
+	@mkdir -p tests/core/golden/released/$(VERSION)
+	cp tests/core/golden/*.json tests/core/golden/released/$(VERSION)/
+
+# The AsyncAPI parser and a NATS client of another language, for the tests alone.
+build/node/.ready: tests/node/package.json tests/node/package-lock.json tests/node/.npmrc $(VENV)/.locked
+	@echo '== installing the packages of tests/node into build/node'
+	@$(BIN)/python -m tests.support.javascript
+	@touch $@
 
 drift: setup
 	$(BIN)/llmgw schemas check schemas

@@ -1,33 +1,49 @@
 """JSON Schemas and an AsyncAPI document of everything on the wire, generated from the types.
 
 For programs in other languages: what a subscriber to the log gets, and what a catalog may hold.
-`llmgw schemas` writes them and compares them; CI fails when `schemas/` is not what is said here.
+`llmgw schemas` writes them and compares them; CI fails when `schemas/` is not what is said here,
+or when something that was released (`schemas/released/`) would break.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 import yaml
 
+from llmgw.catalog.draft import REQUIRED
+from llmgw.catalog.table import FIELDS
+from llmgw.compatibility import Schema, breaks, parsed
 from llmgw.core.commands import SetAssignments
 from llmgw.core.events import EVENTS
 from llmgw.core.telemetry import NodeSample
-from llmgw.engines.registry import ENGINES
+from llmgw.core.values import MAX_INTEGER
 from llmgw.errors import UsageError
-from llmgw.wire import TYPE_PREFIX, Envelope, command_subject, prefix, telemetry_subject
-
-Schema = dict[str, Any]
+from llmgw.views import VIEWS
+from llmgw.wire import (
+    SEQUENCE_HEADER,
+    TYPE_PREFIX,
+    UPCASTS,
+    Envelope,
+    command_subject,
+    prefix,
+    telemetry_subject,
+    view_subject,
+)
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SUFFIX = ".schema.json"
 ASYNCAPI = "asyncapi.yaml"
 
 _ID = "urn:llmgw:schema:"
+
+
+_VIEW = "view."
+_MULTI_FORMAT = "application/schema+json;version=draft-2020-12"
 
 
 class _Channel(NamedTuple):
@@ -48,6 +64,7 @@ class _Channel(NamedTuple):
 def documents() -> dict[str, str]:
     """Return every document: file name to text, always the same for the same types."""
     found = {f"{c.wire}{SUFFIX}": _json(_message_schema(c)) for c in _channels()}
+    found |= {f"{_VIEW}{name}{SUFFIX}": _json(_view_schema(name)) for name in VIEWS}
     found[f"catalog{SUFFIX}"] = _json(_catalog_schema())
     found[ASYNCAPI] = yaml.safe_dump(_asyncapi(), sort_keys=False, allow_unicode=True, width=100)
     return dict(sorted(found.items()))
@@ -82,6 +99,21 @@ def check(folder: Path) -> list[str]:
         elif found != text:
             lines.append(f"{name}: changed")
     return sorted(lines)
+
+
+def compare(folder: Path) -> list[str]:
+    """Return one line for each thing that programs written for the schemas in `folder` would miss.
+
+    `folder` is what an older version exported. Raises `UsageError` when it holds no schemas.
+    """
+    texts = {path.name: _read(path) or "" for path in sorted(folder.glob(f"*{SUFFIX}"))}
+    if not texts:
+        raise UsageError(f"{folder}: holds no schemas: name a folder that `schemas export` wrote")
+    try:
+        older = parsed(texts, SUFFIX)
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{folder}: a schema in it cannot be read: {error}") from error
+    return breaks(older, parsed(documents(), SUFFIX), UPCASTS)
 
 
 def _channels() -> list[_Channel]:
@@ -119,24 +151,43 @@ def _json(schema: Schema) -> str:
 
 
 def _message_schema(channel: _Channel) -> Schema:
-    envelope: Any = Envelope[channel.type]  # type: ignore[name-defined]
-    (reference,), definitions = msgspec.json.schema_components(
-        [envelope], ref_template="#/$defs/{name}"
-    )
-    root = definitions.pop(reference["$ref"].rpartition("/")[2])
+    root, definitions = _components(Envelope[channel.type])  # type: ignore[name-defined]
     root["properties"]["type"] = {"const": TYPE_PREFIX + channel.wire}
     root["properties"]["dataversion"] = {"const": channel.type.version}
     root["properties"]["time"] |= {"format": "date-time"}
+    about = f"{channel.summary}\n\nA CloudEvent 1.0 on the subject {channel.address}."
+    return _document(channel.wire, channel.type.version, about, root, definitions)
+
+
+def _view_schema(view: str) -> Schema:
+    """What `ctl VIEW -o json` prints and the endpoint of the view answers."""
+    shown: Any = get_type_hints(VIEWS[view])["return"]
+    root, definitions = _components(shown)
+    about = f"{inspect.getdoc(VIEWS[view])}\n\nThe answer on the subject {_view_address(view)}."
+    return _document(_VIEW + view, 1, about, root, definitions)
+
+
+def _components(described: Any) -> tuple[Schema, Schema]:  # noqa: ANN401 -- any type form
+    """Return the schema of a type, and the definitions that it refers to."""
+    (root,), definitions = msgspec.json.schema_components(
+        [described], ref_template="#/$defs/{name}"
+    )
+    if "$ref" in root:
+        root = definitions.pop(root["$ref"].rpartition("/")[2])
+    return root, definitions
+
+
+def _document(title: str, version: int, about: str, root: Schema, definitions: Schema) -> Schema:
     head = {
         "$schema": DIALECT,
-        "$id": f"{_ID}{channel.wire}:{channel.type.version}",
-        "title": channel.wire,
-        "description": f"{channel.summary}\n\nA CloudEvent 1.0 on the subject {channel.address}.",
+        "$id": f"{_ID}{title}:{version}",
+        "title": title,
+        "description": about,
     }
-    schema: Schema = {**root, **head, "$defs": dict(sorted(definitions.items()))}
-    ordered = {key: schema[key] for key in (*head, *(k for k in schema if k not in head))}
-    _clean_descriptions(ordered)
-    return ordered
+    body = {key: value for key, value in root.items() if key not in head}
+    schema: Schema = {**head, **body, "$defs": dict(sorted(definitions.items()))}
+    _clean_descriptions(schema)
+    return schema
 
 
 def _clean_descriptions(schema: object) -> None:
@@ -154,27 +205,54 @@ def _clean_descriptions(schema: object) -> None:
 def _asyncapi() -> Schema:
     channels = _channels()
     return {
-        "asyncapi": "3.0.0",
+        "asyncapi": "3.1.0",
         "info": {
             "title": "llmgw",
             "version": "1",
             "description": (
-                "Everything that llmgw writes to NATS. Events and commands are kept for ever in "
-                "the JetStream stream LLMGW_{cluster}_LOG, in one total order; samples for a "
-                "short while in LLMGW_{cluster}_TELEMETRY. Each is a CloudEvent 1.0 in JSON."
+                "Everything that llmgw writes to NATS, from the side of a program that reads it. "
+                "Events and commands are kept for ever in the JetStream stream "
+                "LLMGW_{cluster}_LOG, in one total order; samples for a short while in "
+                "LLMGW_{cluster}_TELEMETRY. Each is a CloudEvent 1.0 in JSON. Views are asked "
+                "for: a controller answers what `llmgw ctl VIEW -o json` prints."
             ),
+            "license": {"name": "Apache-2.0"},
         },
         "defaultContentType": "application/cloudevents+json",
-        "channels": {c.wire: _channel(c) for c in channels},
-        "operations": {
-            f"receive.{c.wire}": {
-                "action": "receive",
-                "channel": {"$ref": f"#/channels/{c.wire}"},
-            }
-            for c in channels
+        "servers": {"nats": _server()},
+        "channels": {c.wire: _channel(c) for c in channels}
+        | {key: made for view in VIEWS for key, made in _view_channels(view).items()},
+        "operations": {f"receive.{c.wire}": _receive(c.wire) for c in channels}
+        | {f"ask.{_VIEW}{view}": _ask(view) for view in VIEWS},
+        "components": {
+            "messages": {c.wire: _message(c) for c in channels}
+            | {f"{_VIEW}{view}": _answer(view) for view in VIEWS}
+            | {"ask": _question()},
         },
-        "components": {"messages": {c.wire: _message(c) for c in channels}},
     }
+
+
+def _server() -> Schema:
+    return {
+        "host": "{host}:{port}",
+        "protocol": "nats",
+        "description": (
+            "A nats-server with JetStream, or a cluster of them. `llmgw up` brings one along and "
+            "writes its address to endpoint.json in the data folder."
+        ),
+        "variables": {
+            "host": {"default": "127.0.0.1", "description": "Where the server listens."},
+            "port": {"default": "4222", "description": "On which port."},
+        },
+    }
+
+
+def _reference(*path: str) -> Schema:
+    return {"$ref": "/".join(("#", *path))}
+
+
+def _receive(wire: str) -> Schema:
+    return {"action": "receive", "channel": _reference("channels", wire)}
 
 
 def _channel(channel: _Channel) -> Schema:
@@ -186,82 +264,101 @@ def _channel(channel: _Channel) -> Schema:
             for name, text in about.items()
             if f"{{{name}}}" in channel.address
         },
-        "messages": {channel.wire: {"$ref": f"#/components/messages/{channel.wire}"}},
+        "messages": {channel.wire: _reference("components", "messages", channel.wire)},
     }
 
 
 def _message(channel: _Channel) -> Schema:
     return {
         "name": TYPE_PREFIX + channel.wire,
-        "summary": channel.summary.partition("\n\n")[0].replace("\n", " "),
-        "payload": {
-            "schemaFormat": "application/schema+json;version=draft-2020-12",
-            "schema": {"$ref": f"./{channel.wire}{SUFFIX}"},
+        "summary": _first_paragraph(channel.summary),
+        "payload": _payload(channel.wire),
+    }
+
+
+def _payload(name: str) -> Schema:
+    return {"schemaFormat": _MULTI_FORMAT, "schema": {"$ref": f"./{name}{SUFFIX}"}}
+
+
+def _first_paragraph(text: str) -> str:
+    return text.partition("\n\n")[0].replace("\n", " ")
+
+
+def _view_address(view: str) -> str:
+    return view_subject("{cluster}", view)
+
+
+def _view_channels(view: str) -> Schema:
+    answer = _VIEW + view
+    return {
+        f"ask.{answer}": {
+            "address": _view_address(view),
+            "parameters": {"cluster": {"description": "The cluster's name."}},
+            "messages": {"ask": _reference("components", "messages", "ask")},
+        },
+        f"answer.{answer}": {
+            "address": None,  # the inbox that the question names
+            "messages": {answer: _reference("components", "messages", answer)},
         },
     }
 
 
+def _ask(view: str) -> Schema:
+    ask, answer = f"ask.{_VIEW}{view}", f"answer.{_VIEW}{view}"
+    return {
+        "action": "send",
+        "channel": _reference("channels", ask),
+        "messages": [_reference("channels", ask, "messages", "ask")],
+        "reply": {
+            "channel": _reference("channels", answer),
+            "messages": [_reference("channels", answer, "messages", _VIEW + view)],
+        },
+    }
+
+
+def _question() -> Schema:
+    sequence = {"type": "integer", "minimum": 0, "maximum": MAX_INTEGER}
+    sequence["description"] = "Answer once the log has been folded up to this sequence."
+    node = {"type": "string", "description": "Only what is on this node; not of `status`."}
+    return {
+        "name": "ask",
+        "summary": "Nothing, or an object that says how new and of which node.",
+        "contentType": "application/json",
+        "payload": {
+            "type": "object",
+            "properties": {"sequence": sequence, "node": node},
+            "additionalProperties": False,
+        },
+    }
+
+
+def _answer(view: str) -> Schema:
+    return {
+        "name": _VIEW + view,
+        "summary": _first_paragraph(inspect.getdoc(VIEWS[view]) or ""),
+        "contentType": "application/json",
+        "headers": {
+            "type": "object",
+            "properties": {
+                SEQUENCE_HEADER: {
+                    "type": "string",
+                    "description": "The sequence up to which the log was folded for the answer.",
+                },
+                "Nats-Service-Error-Code": {
+                    "type": "string",
+                    "description": "There instead of an answer: a number as HTTP knows it.",
+                },
+                "Nats-Service-Error": {
+                    "type": "string",
+                    "description": "What went wrong, and what to do.",
+                },
+            },
+        },
+        "payload": _payload(_VIEW + view),
+    }
+
+
 # --- what a person writes ------------------------------------------------------------------------
-
-
-def _text(description: str, **rest: object) -> Schema:
-    return {"type": "string", "description": description, **rest}
-
-
-def _count(description: str, least: int = 1, **rest: object) -> Schema:
-    return {"type": "integer", "minimum": least, "description": description, **rest}
-
-
-def _texts(description: str) -> Schema:
-    return {"type": "array", "items": {"type": "string"}, "description": description}
-
-
-def _seconds(description: str, default: float) -> Schema:
-    bounds = {"exclusiveMinimum": 0, "maximum": 7 * 86400}
-    return {"type": "number", **bounds, "default": default, "description": description}
-
-
-def _either(description: str, *choices: Schema) -> Schema:
-    return {"anyOf": list(choices), "description": description}
-
-
-_DEVICE_CLASS: Schema = {"type": "string", "pattern": r"^[a-z0-9*][a-z0-9*.+,-]{0,79}$"}
-_SIZE: Schema = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?\s*([KMGTkmgt][Ii]?)?[Bb]?$"}
-
-CATALOG_FIELDS: Mapping[str, Schema] = {
-    "name": _text("The model's name.", pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$"),
-    "engine": _text("The program that serves it.", enum=sorted(ENGINES)),
-    "class": _either(
-        "The device class, or several in order of preference; `*` stands for anything.",
-        _DEVICE_CLASS,
-        {"type": "array", "items": _DEVICE_CLASS, "minItems": 1, "uniqueItems": True},
-    ),
-    "memory": _either(
-        "What one replica needs on each of its devices, such as 16GiB, or a number of bytes.",
-        _SIZE,
-        {"type": "integer", "minimum": 2**20, "maximum": 2**50},
-    ),
-    "source": _text("A GGUF file, a folder, or a repository such as org/model."),
-    "revision": _text("The branch, tag or commit of a repository."),
-    "command": _texts("For the engine `command`: the program and its arguments."),
-    "args": _texts("Further arguments of the engine."),
-    "env": {
-        "type": "object",
-        "additionalProperties": {"type": "string"},
-        "description": "Environment variables; ${NAME} is taken from the agent's environment.",
-    },
-    "context": _count("The longest context in tokens."),
-    "parallel": _count("How many sequences are served at once."),
-    "replicas": _count("How many copies are wanted.", 0, default=1),
-    "gpus": _count("Devices of one replica: tp times pp.", default=1),
-    "tp": _count("Tensor parallel size.", default=1),
-    "pp": _count("Pipeline parallel size.", default=1),
-    "nodes": _count("How many nodes one replica spans.", default=1),
-    "health": _text("The path that answers when the model can serve.", pattern="^/"),
-    "start_seconds": _seconds("How long loading may take before it counts as failed.", 600),
-    "stop_seconds": _seconds("How long it may take to end before it is killed.", 15),
-}
-"""Field of a catalog entry, as it is written in YAML, to its schema."""
 
 
 def _catalog_schema() -> Schema:
@@ -274,17 +371,16 @@ def _catalog_schema() -> Schema:
             "a schema can say."
         ),
         "type": "object",
-        "properties": {"models": {"type": "array", "items": _entry_schema(), "minItems": 1}},
+        "properties": {"models": {"type": "array", "items": _entry_schema()}},
         "required": ["models"],
         "additionalProperties": False,
     }
 
 
 def _entry_schema() -> Schema:
-    required: Iterable[str] = ("name", "engine", "class", "memory")
     return {
         "type": "object",
-        "properties": dict(CATALOG_FIELDS),
-        "required": list(required),
+        "properties": {name: field.schema for name, field in FIELDS.items()},
+        "required": [*REQUIRED],
         "additionalProperties": False,
     }

@@ -19,7 +19,7 @@ from llmgw.core.commands import SetAssignments
 from llmgw.core.events import EVENTS, Event
 from llmgw.core.records import Body, NewerVersion, Record, UnknownType, Unreadable
 from llmgw.core.telemetry import NodeSample
-from llmgw.core.values import Origin, Whole
+from llmgw.core.values import MAX_INTEGER, Origin, Whole
 from llmgw.errors import MalformedRecord, UsageError
 
 MAX_PAYLOAD_BYTES = 1_048_576
@@ -28,12 +28,15 @@ SHALLOW_BYTES = 1_024
 """So few bytes cannot exhaust a stack, however they nest: a level takes about 500 bytes of it."""
 MOST_ROUTES = 65_536
 TYPE_PREFIX = "llmgw."
+SEQUENCE_HEADER = "Llmgw-Sequence"
+"""Of an answer: up to where the log was folded for it."""
 
 _TOKEN_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 
 # Possessive and with an optional end, so that no string, not even one that never ends, is read
 # twice: a search for the end that starts over at each quote takes minutes for a megabyte.
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_TERM_SESSION = re.compile("term-([0-9]{1,15})", re.ASCII)
 _BRACKETS = b"[]{}"
 _NO_BRACKET = bytes(set(range(256)) - set(_BRACKETS))
 _NO_BRACKET_NO_STRING = bytes(set(range(256)) - set(_BRACKETS + b'"\\'))
@@ -43,6 +46,8 @@ UNDECODABLE = (msgspec.MsgspecError, MalformedRecord, ValueError, RecursionError
 _UPCASTING = (*UNDECODABLE, LookupError, TypeError, AttributeError, ArithmeticError)
 
 Session = Annotated[str, msgspec.Meta(max_length=256)]
+Ordinal = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+"""A CloudEvents Integer has 32 bits and a sign; what is written keeps to that."""
 
 T = TypeVar("T")
 
@@ -56,9 +61,9 @@ class Envelope(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     source: str
     time: str
     datacontenttype: Literal["application/json"] = "application/json"
-    dataversion: int
-    session: str
-    number: int
+    dataversion: Ordinal
+    session: Session
+    number: Ordinal
     data: T
 
 
@@ -119,7 +124,8 @@ _DECODERS = {
     )
     for wire, known in _KNOWN.items()
 }
-_AnyIncoming = _Incoming[str, int, dict[str, Any]]
+_AnyVersion = Annotated[int, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
+_AnyIncoming = _Incoming[str, _AnyVersion, Any]
 _ANY: msgspec.json.Decoder[_AnyIncoming] = msgspec.json.Decoder(_AnyIncoming)
 
 
@@ -157,6 +163,11 @@ def telemetry_subject(cluster: str, node: str) -> str:
     return f"{prefix(cluster)}.telemetry.{node}"
 
 
+def view_subject(cluster: str, view: str) -> str:
+    """Return the subject on which controllers answer with a view; in no stream."""
+    return f"{prefix(cluster)}.api.views.{view}"
+
+
 def controller_fence(cluster: str) -> str:
     """Return the filter over which a controller's append expects a last sequence."""
     return f"{prefix(cluster)}.event.controller.>"
@@ -180,6 +191,14 @@ def encode_event(
             data=event,
         ),
     )
+
+
+def revision_and_term(record: Record) -> tuple[int, int] | None:
+    """Return what the envelope of a command says of it, even if the rest could not be read."""
+    match = _TERM_SESSION.fullmatch(record.session)
+    if record.origin != "command" or match is None:
+        return None
+    return record.number, int(match[1])
 
 
 def encode_command(cluster: str, command: SetAssignments, *, time: str) -> Outgoing:
@@ -226,19 +245,25 @@ def encode_sample(cluster: str, sample: NodeSample, *, time: str) -> Outgoing:
     )
 
 
-_SAMPLES: msgspec.json.Decoder[Envelope[NodeSample]] = msgspec.json.Decoder(Envelope[NodeSample])
+_SAMPLES = msgspec.json.Decoder(_Incoming[Literal["llmgw.node.sample"], int, NodeSample])
 
 
-def decode_sample(subject: str, payload: bytes) -> Envelope[NodeSample]:
-    """Return the sample in a telemetry message. Raises `MalformedRecord`."""
+def decode_sample(subject: str, payload: bytes) -> NodeSample:
+    """Return the sample in a telemetry message. Raises `MalformedRecord`.
+
+    A sample of another version is one like any other if it can be read as this version's: it
+    decides nothing, and the next one comes in seconds.
+    """
     try:
         check_size_and_depth(payload)
         envelope = _SAMPLES.decode(payload)
     except UNDECODABLE as error:
-        raise MalformedRecord(f"{subject}: {error}") from error
-    if subject.rsplit(".", 1)[-1] != envelope.data.node:
-        raise MalformedRecord(f"{subject}: a sample that names node {envelope.data.node!r}")
-    return envelope
+        raise MalformedRecord(f"{subject}: {_one_line(error)}") from error
+    cluster, _, node = subject.removeprefix("llmgw.v1.").partition(".telemetry.")
+    if envelope.source != f"/llmgw/{cluster}/node/{node}" or envelope.data.node != node:
+        said = f"source {envelope.source!r} and node {envelope.data.node!r}"
+        raise MalformedRecord(f"{subject}: a sample that names {said}")
+    return envelope.data
 
 
 def decode(sequence: int, time_ns: int, subject: str, payload: bytes) -> Record:
@@ -276,52 +301,56 @@ def record_of(
     )
 
 
-def _unread(sequence: int, time_ns: int, route: Route, body: Body) -> Record:
-    return Record(sequence, time_ns, route.origin, route.node, "", 0, body)
+def _unread(
+    sequence: int, time_ns: int, route: Route, body: Body, session: str = "", number: int = 0
+) -> Record:
+    return Record(sequence, time_ns, route.origin, route.node, session, number, body)
 
 
 def _forged(envelope: _Incoming[Any, Any, Any], route: Route) -> str:
     """Return in what the envelope says another thing than the subject, or nothing."""
     if envelope.source != route.source:
-        return f"source {envelope.source!r} does not match the subject's {route.source!r}"
+        return f"source {envelope.source!r:.200} does not match the subject's {route.source!r}"
     if envelope.type != route.type:
-        return f"type {envelope.type!r} does not match the subject's {route.type!r}"
+        return f"type {envelope.type!r:.200} does not match the subject's {route.type!r}"
     return ""
 
 
 def _reread(
     sequence: int, time_ns: int, subject: str, route: Route, payload: bytes, error: Exception
 ) -> Record:
-    """Say why a payload did not decode, or decode it after all: it may be of another version."""
+    """Say why a payload did not decode, or decode it after all: it may be of another version.
+
+    Who wrote it, and as which number, is kept where the envelope says so and is believed: that
+    is enough to answer a command that cannot be read.
+    """
     why = _one_line(error)
+    envelope: _AnyIncoming | None = None
     with suppress(*UNDECODABLE):  # of two errors the first says more
         check_size_and_depth(payload)
         envelope = _ANY.decode(payload)
-        if envelope.dataversion != route.version:
-            return _other_version(sequence, time_ns, subject, route, envelope)
-        why = _forged(envelope, route) or why
-    return _unread(sequence, time_ns, route, Unreadable(subject, why))
-
-
-def _other_version(
-    sequence: int, time_ns: int, subject: str, route: Route, envelope: _AnyIncoming
-) -> Record:
-    """Upcast an older version step by step; report a newer one."""
+    if envelope is None:
+        return _unread(sequence, time_ns, route, Unreadable(subject, why))
+    if forged := _forged(envelope, route):
+        return _unread(sequence, time_ns, route, Unreadable(subject, forged))
+    body: Body = Unreadable(subject, why)
     if envelope.dataversion > route.version:
-        newer = NewerVersion(route.wire, envelope.dataversion)
-        return _unread(sequence, time_ns, route, newer)
+        body = NewerVersion(route.wire, envelope.dataversion)
+    elif envelope.dataversion < route.version:
+        body = _upcasted(subject, route, envelope)
+    return _unread(sequence, time_ns, route, body, envelope.session, envelope.number)
+
+
+def _upcasted(subject: str, route: Route, envelope: _AnyIncoming) -> Body:
+    """Bring the data of an older version up to this one, step by step."""
     data = envelope.data
     try:
         for version in range(envelope.dataversion, route.version):
             data = _upcast(route.wire, version)(data)
-        body = msgspec.convert(data, _KNOWN[route.wire])
+        body: Body = msgspec.convert(data, _KNOWN[route.wire])
     except _UPCASTING as error:
-        return _unread(sequence, time_ns, route, Unreadable(subject, _one_line(error)))
-    if forged := _forged(envelope, route):
-        return _unread(sequence, time_ns, route, Unreadable(subject, forged))
-    return Record(
-        sequence, time_ns, route.origin, route.node, envelope.session, envelope.number, body
-    )
+        return Unreadable(subject, _one_line(error))
+    return body
 
 
 def _upcast(wire: str, version: int) -> Upcast:

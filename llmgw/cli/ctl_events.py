@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from llmgw.cli.context import note
-from llmgw.cli.ctl_source import ArchiveFile, Where, opened, where
+from llmgw.cli.ctl_source import ArchiveFile, Source, Span, Where, opened, parse_span, where
 from llmgw.cli.options import ClusterName, Data, Format, NatsUrl, Output
 from llmgw.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from llmgw.core.records import Record
+    from llmgw.views import EventRow, ModelsOfReplicas, RejectedRow
 
     Filter = Callable[[Record], bool]
+
+
+class _Asked(NamedTuple):
+    """Which records of which log, how many, and how they are printed."""
+
+    where: Where
+    span: Span
+    wanted: Filter
+    model: str | None
+    limit: int | None
+    output: Format
 
 
 def events(
@@ -26,13 +38,29 @@ def events(
         bool, typer.Option("--rejected", help="Only what changed nothing: unreadable, void, …")
     ] = False,
     type: Annotated[  # noqa: A002 -- the option is named so
-        str | None, typer.Option(help="Only this type, such as replica.ready.", show_default=False)
+        str | None,
+        typer.Option(help="Only this type: replica.ready, or replica.*", show_default=False),
     ] = None,
     node: Annotated[
         str | None, typer.Option(help="Only what concerns this node.", show_default=False)
     ] = None,
     replica: Annotated[
         str | None, typer.Option(help="Only what concerns this replica.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Only what concerns this model or its replicas.", show_default=False),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SEQ|TIME",
+            help="From where on: a sequence, 2026-03-01T14:05:00Z, 14:05 (UTC), '1 hour ago'.",
+            show_default=False,
+        ),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="SEQ|TIME", help="Up to where.", show_default=False)
     ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only the newest so many.", show_default=False)
@@ -43,74 +71,122 @@ def events(
     cluster: ClusterName = None,
     data: Data = None,
 ) -> None:
-    """Show what was written to the log: events and commands, oldest first."""
+    """Show what was written to the log: events and commands, oldest first.
+
+    With --follow it goes on with what comes, also over a restart of the server: each record is
+    printed once, in order.
+    """
     import asyncio
     from functools import partial
 
     from llmgw.views import concerns
 
-    if follow and rejected:
-        raise UsageError("--follow and --rejected do not go together")
+    for given, option in ((rejected, "--rejected"), (until is not None, "--until")):
+        if follow and given:
+            raise UsageError(f"--follow and {option} do not go together")
     if follow and archive is not None:
         raise UsageError("--follow and --archive do not go together: nothing comes to an archive")
-    asked = where(archive, nats_url, cluster, data)
+    span = parse_span(since, until, ("--since", "--until"))
     wanted = partial(concerns, wire=type, node=node, replica=replica)
+    source = where(archive, nats_url, cluster, data)
+    asked = _Asked(source, span, wanted, model, limit, output)
     if follow:
-        asyncio.run(_follow(asked, wanted, limit, output))
+        asyncio.run(_follow(asked))
     else:
-        asyncio.run(_list(asked, wanted, limit, output, rejected))
+        asyncio.run(_list(asked, rejected))
 
 
-async def _list(
-    asked: Where, wanted: Filter, limit: int | None, output: Format, rejected: bool
-) -> None:
-    from llmgw import views
+async def _list(asked: _Asked, rejected: bool) -> None:
     from llmgw.cli.output import emit
     from llmgw.cli.tables import view_lines
-    from llmgw.replay import present_records
 
-    rows: list[views.EventRow] | list[views.RejectedRow]
-    async with opened(asked, whole=rejected) as source:
-        if rejected:
-            found = [record async for record in present_records(source.log)]
-            kept = {record.sequence for record in found if wanted(record)}
-            rows = [row for row in views.rejected(found) if row.sequence in kept]
-            rows = rows[-limit:] if limit else rows
-        else:
-            newest = deque[views.EventRow](maxlen=limit)
-            async for record in present_records(source.log):
-                if wanted(record):
-                    newest.extend(views.events([record]))
-            rows = list(newest)
+    rows: list[EventRow] | list[RejectedRow]
+    async with opened(asked.where, whole=rejected) as source:
+        models = await _models(asked, source)
+        found = _present(asked, source, models)
+        rows = await (_rejected(asked, source, found) if rejected else _newest(asked, found))
     if not rows:
         note("no rejected records" if rejected else "no such events in the log")
-    emit(rows, output, view_lines)
+    emit(rows, asked.output, view_lines)
 
 
-async def _follow(asked: Where, wanted: Filter, limit: int | None, output: Format) -> None:
+async def _newest(asked: _Asked, found: AsyncIterator[Record]) -> list[EventRow]:
+    from llmgw import views
+
+    newest = deque[views.EventRow](maxlen=asked.limit)
+    async for record in found:
+        newest.extend(views.events([record]))
+    return list(newest)
+
+
+async def _rejected(
+    asked: _Asked, source: Source, found: AsyncIterator[Record]
+) -> list[RejectedRow]:
+    """Return what of the records changed nothing: that depends on all that was before them."""
+    from llmgw import views
+    from llmgw.replay import present_records
+
+    kept = {record.sequence async for record in found}
+    everything = [record async for record in present_records(source.log)]
+    rows = [row for row in views.rejected(everything) if row.sequence in kept]
+    return rows[-asked.limit :] if asked.limit else rows
+
+
+async def _models(asked: _Asked, source: Source) -> ModelsOfReplicas:
+    """Learn of which model each replica is, if that matters: it is said once, and maybe before."""
+    from llmgw import wire
+    from llmgw.core.events import ReplicaAssigned
+    from llmgw.replay import records
+    from llmgw.views import ModelsOfReplicas
+
+    models = ModelsOfReplicas()
+    last = (await source.log.bounds()).last
+    if asked.model is not None and last:
+        subject = wire.event_subject(source.cluster, ReplicaAssigned)
+        async for record in records(source.log, until=last, subjects=[subject]):
+            models.learn(record)
+    return models
+
+
+async def _present(
+    asked: _Asked, source: Source, models: ModelsOfReplicas
+) -> AsyncIterator[Record]:
+    from llmgw.replay import records_between
+
+    async for record in records_between(source.log, **asked.span._asdict()):
+        if _is_wanted(asked, record, models):
+            yield record
+
+
+def _is_wanted(asked: _Asked, record: Record, models: ModelsOfReplicas) -> bool:
+    models.learn(record)
+    return asked.wanted(record) and (asked.model is None or asked.model in models.of(record))
+
+
+async def _follow(asked: _Asked) -> None:
     """Print what is there, then each record as it comes, until Ctrl-C."""
     from llmgw import views
     from llmgw.cli.output import emit_more, table_lines
     from llmgw.cli.tables import EVENTS
-    from llmgw.replay import present_records, records
+    from llmgw.replay import records
 
     widths: list[int] = []
 
     def show(found: list[Record]) -> None:
         emit_more(
             views.events(found),
-            output,
+            asked.output,
             lambda rows, wide: table_lines(rows, EVENTS, wide, widths),
         )
 
-    async with opened(asked) as source:
-        newest: deque[Record] = deque(maxlen=limit)
-        last = 0
-        async for record in present_records(source.log):
-            last = record.sequence
-            if wanted(record):
-                newest.append(record)
+    async with opened(asked.where) as source:
+        last = (await source.log.bounds()).last
+        models = await _models(asked, source)
+        upto = asked._replace(span=asked.span._replace(until=last))
+        newest: deque[Record] = deque(maxlen=asked.limit)
+        async for record in _present(upto, source, models):
+            newest.append(record)
         show([*newest])
         async for record in records(source.log, start=last + 1):
-            if wanted(record):
+            if _is_wanted(asked, record, models):
                 show([record])

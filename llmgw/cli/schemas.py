@@ -10,6 +10,8 @@ import typer
 from llmgw.cli.context import note
 from llmgw.cli.options import group
 
+SAID_NO = 4
+
 app = group("Describe what the log holds, as JSON Schema and AsyncAPI.")
 
 
@@ -33,3 +35,19 @@ def check(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
     if drift:
         note(f"{folder} is not what this version says: run `make schemas`")
         raise typer.Exit(1)
+
+
+@app.command()
+def compare(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
+    """Say what this version breaks for programs written for the schemas in DIR.
+
+    DIR is what an older version exported. Exits with 4 if something breaks.
+    """
+    from llmgw.schemas import compare as found
+
+    broken = found(folder)
+    for line in broken:
+        print(line)
+    if broken:
+        note("programs written for these schemas need a change before this version is used")
+        raise typer.Exit(SAID_NO)

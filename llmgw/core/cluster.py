@@ -20,6 +20,9 @@ CODE_SCHEMA = 2
 KEPT_SESSIONS = 8
 KEPT_OPERATOR_EVENTS = 1024
 KEPT_INCIDENTS = 100
+KEPT_LOSSES = 8
+FLAPPING_SECONDS = 1800
+"""So long after it a loss of a node is remembered: see `llmgw.core.watch`."""
 
 
 class Node(msgspec.Struct, gc=False):
@@ -31,7 +34,8 @@ class Node(msgspec.Struct, gc=False):
     that are over once a revision is done; `strays` are parts that run here although nobody
     wants them, with the devices that they occupy. `session` is the newest life of its agent;
     `rivals`: an older one still speaks, so two agents use one name. `cordoned` and `draining` are
-    what the operator asked for; `labels` what the agent's settings say of the node.
+    what the operator asked for; `labels` what the agent's settings say of the node. `losses` are
+    the times at which it was lost of late.
     """
 
     name: str
@@ -61,6 +65,7 @@ class Node(msgspec.Struct, gc=False):
     labels: dict[str, str] = {}
     cordoned: bool = False
     draining: bool = False
+    losses: tuple[int, ...] = ()
 
 
 class Part(msgspec.Struct, gc=False):
@@ -159,6 +164,7 @@ class Cluster(msgspec.Struct, dict=True):
     unknown: int = 0
     void: int = 0
     unexpected: int = 0
+    gaps: int = 0
     needs_upgrade: str | None = None
     incidents: list[Incident] = []
 

@@ -14,7 +14,9 @@ from typing import Any
 from llmgw.catalog.entries import Entry
 from llmgw.core import events as e
 from llmgw.core.cluster import (
+    FLAPPING_SECONDS,
     KEPT_INCIDENTS,
+    KEPT_LOSSES,
     KEPT_OPERATOR_EVENTS,
     KEPT_SESSIONS,
     Cluster,
@@ -86,6 +88,9 @@ def node_for(state: Cluster, name: str, session: str, number: int) -> Node | Non
         node.rivals = True
         touch(state, node)
         _note(state, "rivals", f"two agents report as {name}: name one of them with LLMGW_NODE")
+    elif number != last + 1 and last:
+        state.gaps += 1
+        _note(state, "gap", f"events of {name} are missing before this one: {number - last - 1}")
     sessions[session] = number
     node.heard_ns = state.time_ns
     return node
@@ -368,7 +373,7 @@ def _stray_stopped(state: Cluster, node: Node, body: e.StrayEngineStopped) -> No
 
 def _command_completed(state: Cluster, node: Node, body: e.CommandCompleted) -> None:
     """Everything that the command did not list is stopped, also what was never started."""
-    node.ended = max(node.ended, body.revision)
+    node.ended = max(node.ended, min(body.revision, node.commanded))
     node.refused = None
     if node.strays and body.revision >= node.revision:
         node.strays = {}  # written after the last stray was seen, so it is gone
@@ -388,13 +393,13 @@ def _end_retired(state: Cluster, node: Node, done: int) -> None:
 
 
 def _command_superseded(state: Cluster, node: Node, body: e.CommandSuperseded) -> None:
-    node.ended = max(node.ended, body.revision)
+    node.ended = max(node.ended, min(body.revision, node.commanded))
 
 
 def _command_refused(state: Cluster, node: Node, body: e.CommandRefused) -> None:
     if body.term < node.commanded_term:
         return  # as it should be: that command is void
-    node.ended = max(node.ended, body.revision)
+    node.ended = max(node.ended, min(body.revision, node.commanded))
     node.refused = body.reason
 
 
@@ -425,6 +430,9 @@ def _elected(state: Cluster, body: e.ControllerElected) -> None:
 def _node_lost(state: Cluster, body: e.NodeLost) -> None:
     node = state.nodes[body.node]
     node.lost = True
+    since_ns = state.time_ns - FLAPPING_SECONDS * 1_000_000_000
+    of_late = [at_ns for at_ns in node.losses if at_ns >= since_ns]
+    node.losses = (*of_late[1 - KEPT_LOSSES :], state.time_ns)
     touch(state, node)
 
 

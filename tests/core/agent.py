@@ -108,6 +108,11 @@ def answered(status: int | None, replica: str = "r1", attempt: int = 1) -> s.Eng
     return s.EngineAnswered(start(replica, attempt), status)
 
 
+def uncounted(replica: str = "r1") -> s.EngineCounted:
+    """The engine does not tell how many requests it has."""
+    return s.EngineCounted(start(replica), None)
+
+
 def exited(replica: str = "r1", attempt: int = 1, output: str = "") -> s.EngineExited:
     return s.EngineExited(start(replica, attempt), 1, None, output)
 

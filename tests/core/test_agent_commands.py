@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmgw.core import events as e
 from llmgw.core import stimuli as s
 from llmgw.testing.builders import From, entry, joined, processor, serving
-from tests.core.agent import TICK, Agent, assignment, exited, published, start
+from tests.core.agent import TICK, Agent, assignment, exited, published, start, uncounted
 
 
 def test_an_empty_list_is_an_order_to_run_nothing() -> None:
@@ -102,8 +102,9 @@ def test_leaving_lets_the_engines_run() -> None:
 def test_leaving_with_engines_waits_for_their_end() -> None:
     agent = Agent().serving("r1", "r2")
     agent.when(s.ShutdownRequested(stop_engines=True)).then(
-        "TERM r1/0 attempt 1", "TERM r2/0 attempt 1"
+        "count r1/0 attempt 1", "count r2/0 attempt 1"
     )
+    agent.when(uncounted("r1"), uncounted("r2")).then("TERM r1/0 attempt 1", "TERM r2/0 attempt 1")
     agent.when(exited("r1")).then(
         "publish replica.stopped r1/0 attempt 1: the agent is shutting down"
     )

@@ -8,7 +8,7 @@ from llmgw.core import events as e
 from llmgw.core import stimuli as s
 from llmgw.core.memory import Policy
 from llmgw.testing.builders import card, inventory, processor
-from tests.core.agent import TICK, Agent, answered, assignment, exited, published, start
+from tests.core.agent import TICK, Agent, answered, assignment, exited, published, start, uncounted
 
 
 def test_a_start_is_written_down_before_the_process_exists() -> None:
@@ -139,6 +139,38 @@ def test_a_hung_engine_is_killed_after_so_many_misses() -> None:
     assert "6 times in a row" in str(published(agent))
 
 
+def test_an_entry_says_how_long_its_engine_may_be_silent() -> None:
+    agent = Agent().up().told(assignment(liveness_seconds=60.0))
+    agent.given(s.EngineSpawned(start(), 77), answered(200))
+    agent.when(*[answered(None)] * 20).then()
+    agent.when(TICK, answered(None), after=59).then("probe r1/0 attempt 1 on port 18100")
+    agent.when(answered(None), after=1.1).then("KILL r1/0 attempt 1")
+
+
+def test_an_entry_that_allows_little_silence_has_its_engine_asked_often() -> None:
+    agent = Agent().up().told(assignment(liveness_seconds=4.0))
+    agent.given(s.EngineSpawned(start(), 77), answered(200), TICK)
+    agent.when(TICK, after=0.9).then()
+    agent.when(TICK, after=0.2).then("probe r1/0 attempt 1 on port 18100")
+
+
+def test_an_agent_that_slept_does_not_blame_its_engine_for_the_first_silence() -> None:
+    agent = Agent().up().told(assignment(liveness_seconds=4.0))
+    agent.given(s.EngineSpawned(start(), 77), answered(200))
+    agent.when(answered(None), after=3600).then()
+
+
+def test_another_program_on_its_port_does_not_make_an_engine_ready() -> None:
+    agent = Agent().up().told(assignment()).given(s.EngineSpawned(start(), 77))
+    agent.when(s.EngineAnswered(start(), 200, "pid 8 (nginx)")).then("KILL r1/0 attempt 1")
+    agent.when(exited(), TICK, after=0.5)
+    (failed,) = published(agent)
+    assert isinstance(failed, e.ReplicaFailed)
+    assert failed.reason == "pid 8 (nginx) listens on port 18100, and not the engine"
+    agent.when(TICK, after=2)
+    assert agent.memory.parts["r1/0"].port == 18101
+
+
 def test_one_good_answer_forgives_the_misses() -> None:
     agent = Agent().serving("r1")
     agent.when(*[answered(None)] * 5, answered(200), *[answered(None)] * 5).then()
@@ -163,7 +195,7 @@ def test_a_kill_that_does_not_help_is_repeated() -> None:
 
 def test_a_stop_is_asked_for_kindly_and_then_made() -> None:
     agent = Agent().serving("r1")
-    agent.when(agent.command()).then("TERM r1/0 attempt 1")
+    agent.when(agent.command(), uncounted()).then("count r1/0 attempt 1", "TERM r1/0 attempt 1")
     agent.when(TICK, after=14).then()
     agent.when(TICK, after=1.5).then("KILL r1/0 attempt 1")
     agent.when(exited()).then(
@@ -209,7 +241,7 @@ def test_what_an_earlier_start_reports_says_nothing_of_the_present_one() -> None
 
 def test_a_device_is_given_on_only_after_its_engine_is_gone() -> None:
     agent = Agent().serving("r1")
-    agent.when(agent.command(assignment("r2"))).then("TERM r1/0 attempt 1")
+    agent.when(agent.command(assignment("r2")), uncounted())
     agent.when(exited()).then(
         "publish replica.stopped r1/0 attempt 1: not wanted any more",
         "publish replica.starting r2/0 attempt 1 on port 18101",
@@ -229,8 +261,7 @@ def test_replicas_share_the_processor() -> None:
 
 def test_a_new_generation_replaces_the_old_one() -> None:
     agent = Agent().serving("r1")
-    agent.when(agent.command(assignment(generation=2))).then("TERM r1/0 attempt 1")
-    agent.when(exited())
+    agent.given(agent.command(assignment(generation=2)), uncounted()).when(exited())
     assert s.SpawnEngine(start(generation=2), assignment(generation=2), 18101) in agent.effects
 
 

@@ -227,8 +227,9 @@ def test_cards_that_swap_numbers_keep_their_replicas_by_uuid() -> None:
 
 
 def test_a_command_names_the_device_that_was_given_even_when_it_is_gone() -> None:
-    story = serving(entry("m"), nodes=[joined("n1", card(0))])
-    story.given(started("b2"), e.NodeInventoryTaken(inventory=inventory("n1"))).decided()
+    story = serving(entry("m"), nodes=[joined("n1", card(0))]).given(ready())
+    story.given(e.NodeInventoryTaken(inventory=inventory("n1")))
+    story.given(e.ReplicaStarting(replica="r9", generation=1, port=1, devices=())).decided()
     (given,) = story.records[-1].body.assignments[0].grants  # type: ignore[union-attr]
     assert given.uuid == "GPU-0"
 
@@ -274,3 +275,17 @@ def test_two_agents_under_one_name_are_seen_and_given_nothing_more() -> None:
     say("third", 1)
     story.decided()
     assert story.state.models["m"].missing == 0
+
+
+def test_an_event_that_is_missing_is_seen_by_the_number_of_the_next() -> None:
+    story = Story().given(*joined("n1", card(0)))
+    lost = story.encode(From("n1", e.NodeConditionsChanged(conditions=())))
+    assert lost.subject
+    story.given(From("n1", e.NodeConditionsChanged(conditions=())))
+    assert story.state.gaps == 1
+    assert story.state.incidents[-1].detail == "events of n1 are missing before this one: 1"
+
+
+def test_an_outcome_of_a_command_that_was_never_given_ends_nothing() -> None:
+    story = Story().given(*joined("n1", card(0)), e.CommandCompleted(revision=2**53 - 1, term=0))
+    assert story.state.nodes["n1"].ended == 0
