@@ -2,14 +2,15 @@
 
 The thin shell under `llmgw ctl`, the console and tests: what is read is decoded by `llmgw.wire`,
 folded by `llmgw.core.fold` and decided again by `llmgw.core.verify`. A log may be live or an
-archive. It writes nothing.
+archive, or begin in the one and go on in the other. It writes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from llmgw import wire
 from llmgw.core.cluster import Cluster
@@ -19,6 +20,16 @@ from llmgw.core.verify import Round, Rounds, Verdict, Verifier
 from llmgw.errors import MalformedRecord, UsageError
 from llmgw.folding import fold
 from llmgw.log.base import Bounds, Log, Message
+
+if TYPE_CHECKING:
+    from llmgw.log.snapshots import Snapshots
+
+LIVE_SAMPLES = 3
+"""A sample counts as live for so many intervals of sampling, and no less than a minute."""
+LEAST_LIVE_SECONDS = 60.0
+
+LONG_LOG = 20_000
+"""Of a log with more records than this, a state is folded from a snapshot where there is one."""
 
 
 class Readable(Protocol):
@@ -43,6 +54,20 @@ async def records(
         yield record
 
 
+async def records_between(
+    log: Readable,
+    *,
+    start: int | None = None,
+    start_ns: int | None = None,
+    until: int | None = None,
+    until_ns: int | None = None,
+) -> AsyncIterator[Record]:
+    """Yield every record that the log holds now between two points; see `span`."""
+    batches = span(log, start=start, start_ns=start_ns, until=until, until_ns=until_ns)
+    async for record in _decoded(batches):
+        yield record
+
+
 async def present_records(log: Readable) -> AsyncIterator[Record]:
     """Yield every record that the log holds now, from its first to its last."""
     bounds = await log.bounds()
@@ -57,12 +82,42 @@ async def fold_log(
     """Return the state as of sequence `until`, as of the time `until_ns`, or as of now.
 
     A record stored at exactly `until_ns` (nanoseconds since 1970) counts. A time beyond either
-    end of the log is taken as that end. Raises `UsageError` for a sequence beyond its end.
+    end of the log is taken as that end. Raises `UsageError` for a sequence beyond its end, and
+    where the log begins later than the point that is asked for can be folded from.
     """
-    state = Cluster()
-    async for batch in span(log, until=until, until_ns=until_ns):
+    bounds = await log.bounds()
+    most = None if until_ns is not None else bounds.last if until is None else until
+    state = await foundation(log, bounds, most)
+    start = state.sequence + 1
+    async for batch in span(log, start=start, until=until, until_ns=until_ns, beyond=True):
         fold(state, batch)
     return state
+
+
+async def foundation(log: Readable, bounds: Bounds, most: int | None = None) -> Cluster:
+    """Return a state to fold on from: an empty one, or that of the log's newest good snapshot.
+
+    With `most` it is of no later sequence, and of a long log it is a snapshot's even where all of
+    the log is there; without, it is as early as can be. Raises `UsageError` saying what is missing
+    where the log lost its beginning and no snapshot stands for that.
+    """
+    lost = max(bounds.first - 1, 0)
+    stored: Snapshots | None = getattr(log, "snapshots", None)
+    is_long = most is not None and most - lost > LONG_LOG
+    if stored is not None and (lost or is_long):
+        from llmgw.log.keeper import newest_for  # SQLite, which most who read a log never need
+
+        found = await newest_for(log, bounds, stored, most=most)
+        if found is not None:
+            return found.state
+    if lost and (most is None or most > 0):
+        raise UsageError(
+            f"the log begins at sequence {bounds.first}: the records 1 to {lost} were moved into "
+            "an archive or lost, and no snapshot of this version stands for them up to "
+            f"{'its beginning' if most is None else most}. Name the archive that holds them with "
+            "--archive, beside the live log with --live"
+        )
+    return Cluster()
 
 
 async def span(
@@ -72,15 +127,17 @@ async def span(
     start_ns: int | None = None,
     until: int | None = None,
     until_ns: int | None = None,
+    beyond: bool = False,
 ) -> AsyncIterator[Sequence[Message]]:
     """Yield batches of what the log holds now between two points, each a sequence or a time.
 
     Both ends belong to it. With times it begins at the first record that was stored at `start_ns`
     or later, and ends before the first that was stored after `until_ns`: it has no gaps, though
-    the clock of a log may jump. Raises `UsageError` for a sequence beyond the log's end.
+    the clock of a log may jump. Raises `UsageError` for a sequence beyond the log's end, except for
+    a `start` with `beyond`: there is nothing then.
     """
     bounds = await log.bounds()
-    for sequence in (start, until):
+    for sequence in (None if beyond else start, until):
         if sequence is not None and sequence > bounds.last:
             raise UsageError(
                 f"the log ends at sequence {bounds.last}; {sequence} has not been written"
@@ -171,6 +228,16 @@ async def _decoded(batches: AsyncIterator[Sequence[Message]]) -> AsyncIterator[R
             yield wire.decode(message.sequence, message.time_ns, message.subject, message.payload)
 
 
+async def live_samples(
+    log: Log, cluster: str, state: Cluster, sample_seconds: float
+) -> dict[str, NodeSample]:
+    """Return the newest sample of each node that is up and still measures."""
+    up = [node.name for node in state.nodes.values() if node.started and not node.lost]
+    live_seconds = max(LIVE_SAMPLES * sample_seconds, LEAST_LIVE_SECONDS)
+    since_ns = time.time_ns() - int(live_seconds * 1e9)
+    return await newest_samples(log, cluster, up, since_ns=since_ns)
+
+
 async def newest_samples(
     log: Log, cluster: str, nodes: Iterable[str], *, since_ns: int = 0
 ) -> dict[str, NodeSample]:
@@ -183,6 +250,6 @@ async def newest_samples(
 
 def _sample(message: Message) -> NodeSample | None:
     try:
-        return wire.decode_sample(message.subject, message.payload).data
+        return wire.decode_sample(message.subject, message.payload)
     except MalformedRecord:
         return None  # a view without a reading: samples decide nothing

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmgw.cli.context import note, open_log, resolved
-from llmgw.cli.ctl_source import Span, parse_span
+from llmgw.cli.ctl_source import ArchiveFile, Live, Span, Where, opened, parse_span, where
 from llmgw.cli.options import ClusterName, Data, Format, NatsUrl, Output
 
 if TYPE_CHECKING:
@@ -35,9 +35,19 @@ def export(
             metavar="SEQ|TIME", help="The last record: a sequence or a time.", show_default=False
         ),
     ] = None,
+    scrub: Annotated[
+        bool,
+        typer.Option(
+            "--scrub",
+            help="Replace names, addresses and arguments, and remove free text, so that the file "
+            "can be attached to a bug report.",
+        ),
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite the file if it is there.")
     ] = False,
+    archive: ArchiveFile = None,
+    live: Live = False,
     output: Output = Format.TABLE,
     nats_url: NatsUrl = None,
     cluster: ClusterName = None,
@@ -46,19 +56,21 @@ def export(
     """Write the log to one file, with checksums, that `replay --archive` reads without a server.
 
     It is a SQLite file. It appears whole or not at all. It holds everything that the records hold:
-    names, addresses, arguments of engines and the last output of those that failed.
+    names, addresses, arguments of engines and the last output of those that failed. With --scrub
+    it holds pseudonyms instead, the same for the same thing throughout, and still folds and
+    verifies. With --archive another archive is copied.
     """
     import asyncio
 
     from llmgw.cli.output import emit
 
     span = parse_span(from_, to)
-    settings = resolved(nats_url=nats_url, cluster=cluster, data=data).settings
-    held = asyncio.run(_export(settings, file, span, force))
+    asked = where(archive, nats_url, cluster, data, live=live)
+    held = asyncio.run(_export(asked, file, span, scrub, force))
     emit(_report(file, held), output, lambda _, __: [_sentence(file, held)])
 
 
-async def _export(settings: Settings, file: Path, span: Span, force: bool) -> Contents:
+async def _export(asked: Where, file: Path, span: Span, scrub: bool, force: bool) -> Contents:
     import time
 
     from llmgw import replay
@@ -66,20 +78,28 @@ async def _export(settings: Settings, file: Path, span: Span, force: bool) -> Co
     from llmgw.log.archive import check_free, write_archive
 
     check_free(file, force)
-    async with open_log(settings) as log:
-        bounds = await log.bounds()
+    async with opened(asked, whole=False) as source:
+        bounds = await source.log.bounds()
         if bounds.last == 0:
             raise LlmgwError(
-                f"the log of cluster {settings.cluster} holds nothing to export: "
+                f"the log of cluster {source.cluster} holds nothing to export: "
                 "name another cluster with --cluster"
             )
+        if span.until is None and span.until_ns is None:
+            span = span._replace(until=bounds.last)  # what is read twice shall be the same
+        batches = replay.span(source.log, **span._asdict())
+        if scrub:
+            from llmgw.log.scrub import CLUSTER, scrubbed
+
+            batches = scrubbed(batches, lambda: replay.span(source.log, **span._asdict()))
         return await write_archive(
             file,
-            replay.span(log, **span._asdict()),
-            cluster=settings.cluster,
+            batches,
+            cluster=CLUSTER if scrub else source.cluster,
             log=bounds,
             now_ns=time.time_ns(),
             force=force,
+            scrubbed=scrub,
         )
 
 

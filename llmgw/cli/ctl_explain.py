@@ -1,4 +1,4 @@
-"""`llmgw ctl explain`: why a replica, a model or a node is where it is, or nowhere."""
+"""`llmgw ctl explain`: why a replica, a model or a node is as it is, and what a record led to."""
 
 from __future__ import annotations
 
@@ -7,57 +7,88 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmgw.cli.ctl_source import ArchiveFile, Where, opened, where
+from llmgw.cli.ctl_source import ArchiveFile, Live, Where, opened, where
 from llmgw.cli.options import ClusterName, Data, Format, NatsUrl, Output
+from llmgw.errors import UsageError
 
 if TYPE_CHECKING:
     from llmgw.core.cluster import Cluster
+    from llmgw.replay import Readable
     from llmgw.views.explain import Explanation, Step
 
 
 def explain(
-    name: Annotated[str, typer.Argument(metavar="REPLICA|MODEL|NODE", help="Whose story.")],
+    name: Annotated[
+        str, typer.Argument(metavar="REPLICA|MODEL|NODE|SEQ", help="Whose story, or what record's.")
+    ],
     archive: ArchiveFile = None,
+    live: Live = False,
     output: Output = Format.TABLE,
     nats_url: NatsUrl = None,
     cluster: ClusterName = None,
     data: Data = None,
 ) -> None:
-    """Show what led to how a replica, a model or a node stands.
+    """Show what led to how a replica, a model or a node stands, or what a record led to.
 
     The chain of facts, decisions with the reasons and refusals that they recorded, commands, and
-    what came of them. FROM are the sequences that a decision was made on.
+    what came of them. FROM are the sequences that a decision was made on. With `-o wide` the last
+    output of engines that failed follows.
     """
     import asyncio
 
     from llmgw.cli.output import emit
 
-    found = asyncio.run(_explain(where(archive, nats_url, cluster, data), name))
+    asked = where(archive, nats_url, cluster, data, live=live)
+    found = asyncio.run(_explain(asked, name))
     emit(found, output, _lines)
 
 
 async def _explain(asked: Where, name: str) -> Explanation:
-    from llmgw.errors import UsageError
-    from llmgw.replay import present_records
+    from llmgw.replay import foundation, records
     from llmgw.views.explain import Explanations
 
-    explanations = Explanations(name)
     async with opened(asked) as source:
-        async for record in present_records(source.log):
-            explanations.take(record)
-    found = explanations.found()
+        bounds = await source.log.bounds()
+        base = await foundation(source.log, bounds)
+        explanations = Explanations(name, state=base)
+        if base.sequence < bounds.last:
+            async for record in records(source.log, start=base.sequence + 1, until=bounds.last):
+                explanations.take(record)
+        found = explanations.found()
+        if found is None and name.isascii() and name.isdecimal():
+            found = await _chain(source.log, int(name))
     if found is None:
-        raise UsageError(
-            f"the log of cluster {source.cluster} knows no replica, model or node {name!r:.80}"
-            f"{_known(explanations.state)}"
-        )
+        raise unknown(name, source.cluster, explanations.state)
     return found
 
 
-def _known(state: Cluster) -> str:
+async def _chain(log: Readable, sequence: int) -> Explanation | None:
+    """Return the chain of one record; the log is read as far as it goes on."""
+    from llmgw.replay import foundation, records
+    from llmgw.views.chain import Chain
+
+    bounds = await log.bounds()
+    if not bounds.first <= sequence <= bounds.last:
+        raise UsageError(
+            f"the log holds the records {bounds.first} to {bounds.last}, and no {sequence}"
+        )
+    base = await foundation(log, bounds)
+    chain = Chain(sequence, base)
+    async for record in records(log, start=base.sequence + 1, until=bounds.last):
+        chain.take(record)
+        if chain.complete:
+            break
+    return chain.found()
+
+
+def unknown(name: str, cluster: str, state: Cluster) -> UsageError:
+    """Return the error for a name that a log does not know."""
     names = [*state.replicas, *state.models, *state.nodes]
     more = ", …" if len(names) > 12 else ""
-    return f"; there are {', '.join(names[:12])}{more}" if names else ""
+    known = f"; there are {', '.join(names[:12])}{more}" if names else ""
+    return UsageError(
+        f"the log of cluster {cluster} knows no replica, model or node {name!r:.80}{known}"
+    )
 
 
 def _lines(found: Explanation, wide: bool) -> Iterator[str]:
@@ -71,14 +102,27 @@ def _lines(found: Explanation, wide: bool) -> Iterator[str]:
         Column("TYPE", lambda s: s.type, wide=True),
         Column("NODE", lambda s: s.node),
         Column("WHAT", lambda s: s.summary),
-        Column("WHY", _why),
+        Column("WHY", why),
     )
     yield from table_lines(found.steps, columns, wide)
     yield ""
-    yield f"Now {found.now}."
+    yield f"{'' if found.kind == 'record' else 'Now '}{found.now}."
+    for engine, output in found.outputs.items() if wide else ():
+        yield from _output_lines(engine, output)
+    if found.outputs and not wide:
+        yield f"The last output of {', '.join(found.outputs)} is shown with -o wide."
 
 
-def _why(step: Step) -> str:
+def _output_lines(engine: str, output: str) -> Iterator[str]:
+    from llmgw.masking import visible
+
+    yield ""
+    yield f"The last output of {engine}:"
+    yield from (f"  {visible(line)}" for line in output.splitlines())
+
+
+def why(step: Step) -> str:
+    """Return the reasons and refusals of a step on one line."""
     from llmgw.views.summaries import counted
 
     refused = f"refused elsewhere: {counted(step.refusals)}" if step.refusals else ""

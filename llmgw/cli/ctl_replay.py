@@ -1,6 +1,7 @@
 """`llmgw ctl replay`: the log folded again, to see a view as it was, or to verify decisions.
 
-Works on the live log and on an archive alike.
+Works on the live log and on an archive alike. What else replay can do is in modules of its own:
+stepping through time in `ctl_watch`, comparing in `ctl_compare`, asking "if" in `ctl_what_if`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmgw.cli.ctl_show import show
-from llmgw.cli.ctl_source import ArchiveFile, Span, Where, opened, parse_span, where
+from llmgw.cli.ctl_source import ArchiveFile, Live, Span, Where, opened, parse_span, where
 from llmgw.cli.options import ClusterName, Data, Format, NatsUrl, Output
 from llmgw.errors import UsageError
 
@@ -22,24 +23,55 @@ if TYPE_CHECKING:
 SAID_NO = 4
 
 
+To = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SEQ|TIME",
+        help="Up to where: a sequence, 2026-03-01T14:05:00Z, 14:05 (UTC), '10 minutes ago'.",
+        show_default=False,
+    ),
+]
+ViewName = Annotated[
+    str | None,
+    typer.Option(help="status (without it), nodes, devices or replicas.", show_default=False),
+]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Decide everything again; exit with 4 at a difference.")
+]
+Watch = Annotated[bool, typer.Option("--watch", help="Step through time with the keyboard.")]
+Diff = Annotated[
+    tuple[str, str] | None,
+    typer.Option(metavar="A B", help="What changed between two points.", show_default=False),
+]
+Around = Annotated[
+    str | None,
+    typer.Option(
+        metavar="REPLICA|MODEL|NODE",
+        help="Everything that touched it, and what each record changed.",
+        show_default=False,
+    ),
+]
+WhatIf = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CHANGE",
+        help="What would be decided if: catalog=FILE, policy=pack, policy=MODEL:spread, "
+        "without-node=NAME, with-node=NAME:CAPTURE, lost-node=NAME@SEQ. Can be repeated.",
+        show_default=False,
+    ),
+]
+
+
 def replay(
-    to: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SEQ|TIME",
-            help="Up to where: a sequence, 2026-03-01T14:05:00Z, 14:05 (UTC), '10 minutes ago'.",
-            show_default=False,
-        ),
-    ] = None,
-    view: Annotated[
-        str | None,
-        typer.Option(help="status (without it), nodes, devices or replicas.", show_default=False),
-    ] = None,
-    verify: Annotated[
-        bool,
-        typer.Option("--verify", help="Decide everything again; exit with 4 at a difference."),
-    ] = False,
+    to: To = None,
+    view: ViewName = None,
+    verify: Verify = False,
+    watch: Watch = False,
+    diff: Diff = None,
+    around: Around = None,
+    what_if: WhatIf = None,
     archive: ArchiveFile = None,
+    live: Live = False,
     output: Output = Format.TABLE,
     nats_url: NatsUrl = None,
     cluster: ClusterName = None,
@@ -48,22 +80,51 @@ def replay(
     """Fold the log up to a point and show a view as it was then.
 
     With --verify every recorded decision and command is decided again from the state that it was
-    made on. The first one that would be another now is shown with both sides.
+    made on. The first one that would be another now is shown with both sides. Nothing is written
+    by any of it.
     """
     import asyncio
 
-    from llmgw.views import VIEWS
+    from llmgw.cli import ctl_compare, ctl_watch, ctl_what_if
 
-    if verify and view is not None:
-        raise UsageError("--verify and --view do not go together")
-    if view is not None and view not in VIEWS:
-        raise UsageError(f"there is no view {view!r:.60}; there are {', '.join(VIEWS)}")
+    asked = where(archive, nats_url, cluster, data, live=live)
+    views = _views(view, verify=verify, around=around, what_if=what_if)
+    mode = _only_one(verify=verify, watch=watch, diff=diff, around=around, what_if=what_if)
+    if diff is not None and to is not None:
+        raise UsageError("--diff and --to do not go together: name both points after --diff")
     span = parse_span(None, to)
-    asked = where(archive, nats_url, cluster, data)
-    if verify:
+    if mode == "verify":
         _say(asyncio.run(_verify(asked, span)), output)
+    elif mode == "watch":
+        ctl_watch.watch(asked, view or "status", span)
+    elif diff is not None:
+        ctl_compare.compare(asked, diff, views, output)
+    elif around is not None:
+        ctl_compare.around(asked, around, span, output)
+    elif what_if:
+        ctl_what_if.what_if(asked, what_if, span, output)
     else:
         show(view or "status", output, asked, span, then=True)
+
+
+def _views(view: str | None, **modes: object) -> list[str]:
+    """Return the view that was asked for, having checked that there is such a one."""
+    from llmgw.views import VIEWS
+
+    for mode, value in modes.items():
+        if value and view is not None:
+            raise UsageError(f"--{mode.replace('_', '-')} and --view do not go together")
+    if view is not None and view not in VIEWS:
+        raise UsageError(f"there is no view {view!r:.60}; there are {', '.join(VIEWS)}")
+    return [] if view is None else [view]
+
+
+def _only_one(**modes: object) -> str | None:
+    """Return which of the things that replay can do was asked for. Raises `UsageError` for two."""
+    given = [f"--{mode.replace('_', '-')}" for mode, value in modes.items() if value]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} do not go together")
+    return given[0].removeprefix("--") if given else None
 
 
 async def _verify(asked: Where, span: Span) -> Verdict:

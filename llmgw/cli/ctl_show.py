@@ -10,12 +10,7 @@ from llmgw.cli.options import Format
 
 if TYPE_CHECKING:
     from llmgw.core.cluster import Cluster
-    from llmgw.core.telemetry import NodeSample
-    from llmgw.log.base import Log
     from llmgw.settings import Settings
-
-LIVE_SAMPLES = 3
-"""A sample counts as live for so many intervals of sampling, and no less than a minute."""
 
 
 def show(
@@ -55,23 +50,13 @@ async def _look(
     view: str, state: Cluster, source: Source, settings: Settings | None, then: bool
 ) -> Any:  # noqa: ANN401 -- whatever the view returns; it is only printed
     from llmgw import views
+    from llmgw.replay import live_samples
 
-    if view == "status":
-        return views.status(state, source.cluster)
+    samples = None
     if view == "devices" and not then and source.live is not None and settings is not None:
-        return views.devices(state, await _live_samples(source.live, state, settings))
-    return views.VIEWS[view](state)
-
-
-async def _live_samples(log: Log, state: Cluster, settings: Settings) -> dict[str, NodeSample]:
-    import time
-
-    from llmgw.replay import newest_samples
-
-    up = [node.name for node in state.nodes.values() if node.started and not node.lost]
-    live_seconds = max(LIVE_SAMPLES * settings.sample_seconds, 60)
-    since_ns = time.time_ns() - int(live_seconds * 1e9)
-    return await newest_samples(log, settings.cluster, up, since_ns=since_ns)
+        cluster, seconds = settings.cluster, settings.sample_seconds
+        samples = await live_samples(source.live, cluster, state, seconds)
+    return views.shown(view, state, source.cluster, samples)
 
 
 def _say_when(state: Cluster) -> None:

@@ -15,6 +15,7 @@ from llmgw.errors import UsageError
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from llmgw.log.archive import Archive
     from llmgw.log.jetstream import JetStreamLog
     from llmgw.replay import Readable
     from llmgw.settings import Settings
@@ -29,16 +30,21 @@ ArchiveFile = Annotated[
     ),
 ]
 
+Live = Annotated[
+    bool,
+    typer.Option("--live", help="With --archive: go on in the live log where the archive ends."),
+]
+
 
 class Where(NamedTuple):
-    """What was asked for: an archive, or the log that the settings name."""
+    """What was asked for: an archive, the log that the settings name, or both."""
 
     archive: Path | None
     settings: Settings | None
 
 
 class Source(NamedTuple):
-    """A log that can be read. `live` is the same log where it is no archive."""
+    """A log that can be read. `live` is the one on a server, where that is read too."""
 
     log: Readable
     cluster: str
@@ -55,45 +61,94 @@ class Span(NamedTuple):
 
 
 def where(
-    archive: Path | None, nats_url: str | None, cluster: str | None, data: Path | None
+    archive: Path | None,
+    nats_url: str | None,
+    cluster: str | None,
+    data: Path | None,
+    *,
+    live: bool = False,
 ) -> Where:
-    """Return where to read from. Raises `UsageError` when an archive and a server are named."""
-    if archive is None:
-        return Where(None, resolved(nats_url=nats_url, cluster=cluster, data=data).settings)
+    """Return where to read from. Raises `UsageError` when an archive and a server are named.
+
+    With `live` both are read.
+    """
+    if archive is None and live:
+        raise UsageError("--live goes with --archive: without one the live log is read anyway")
+    if archive is None or live:
+        return Where(archive, resolved(nats_url=nats_url, cluster=cluster, data=data).settings)
     if (nats_url, cluster, data) != (None, None, None):
-        raise UsageError("--archive does not go with --nats-url, --cluster and --data")
+        raise UsageError(
+            "--archive does not go with --nats-url, --cluster and --data, except with --live"
+        )
     return Where(archive, None)
 
 
 @asynccontextmanager
 async def opened(asked: Where, *, whole: bool = True) -> AsyncIterator[Source]:
     """Open what was asked for. With `whole`, an archive must begin where its log began."""
-    if asked.settings is not None:
+    if asked.archive is None and asked.settings is not None:
         async with open_log(asked.settings) as log:
             yield Source(log, asked.settings.cluster, log)
     elif asked.archive is not None:
-        from llmgw.log.archive import open_archive
-
-        async with open_archive(asked.archive) as archive:
-            held = archive.contents
-            if whole and held.first > held.log_first:
-                raise UsageError(
-                    f"{asked.archive} begins at sequence {held.first}: a state follows from all "
-                    "that was written before it. Export without --from to replay"
-                )
-            yield Source(archive, held.cluster, None)
+        async with _archive(asked.archive, whole) as archive:
+            cluster = archive.contents.cluster
+            if asked.settings is None:
+                yield Source(archive, cluster, None)
+            else:
+                async with open_log(asked.settings) as log:
+                    yield Source(await _joined(archive, log, asked.settings), cluster, log)
 
 
-def parse_span(start: str | None, until: str | None) -> Span:
-    """Return the span between two points as people name them; `None` is open."""
+@asynccontextmanager
+async def _archive(path: Path, whole: bool) -> AsyncIterator[Archive]:
+    from llmgw.log.archive import open_archive
+
+    async with open_archive(path) as archive:
+        held = archive.contents
+        if whole and held.first > max(held.log_first, 1):
+            raise UsageError(
+                f"{path} begins at sequence {held.first}: a state follows from all "
+                "that was written before it. Export without --from to replay"
+            )
+        yield archive
+
+
+async def _joined(archive: Archive, log: JetStreamLog, settings: Settings) -> Readable:
+    from llmgw.log.joined import join
+
+    if archive.contents.cluster != settings.cluster:
+        raise UsageError(
+            f"the archive is of cluster {archive.contents.cluster}, and the live log of "
+            f"{settings.cluster}: name the same one with --cluster"
+        )
+    return await join(archive, log)
+
+
+def parse_span(
+    start: str | None, until: str | None, options: tuple[str, str] = ("--from", "--to")
+) -> Span:
+    """Return the span between two points as people name them; `None` is open.
+
+    `options` are what they were given with.
+    """
     from datetime import UTC, datetime
 
     from llmgw.cli.moments import parse_point
 
     now = datetime.now(UTC)
-    first = None if start is None else parse_point(start, now, "--from")
-    last = None if until is None else parse_point(until, now)
+    first = None if start is None else parse_point(start, now, options[0])
+    last = None if until is None else parse_point(until, now, options[1])
     return Span(*_point(first), *_point(last))
+
+
+def parse_sequence_or_time(text: str, option: str) -> Span:
+    """Return the span that ends at a point as people name it."""
+    from datetime import UTC, datetime
+
+    from llmgw.cli.moments import parse_point
+
+    sequence, time_ns = _point(parse_point(text, datetime.now(UTC), option))
+    return Span(None, None, sequence, time_ns)
 
 
 def _point(point: int | datetime | None) -> tuple[int | None, int | None]:

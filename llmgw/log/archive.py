@@ -1,25 +1,25 @@
 """A part of a log in one file: written by `ctl export`, read like a log without any server.
 
-An archive is a SQLite file that anything can read. `records` holds what the log held, one row a
-message; `subjects` the names that its rows refer to, with the last sequence of each; `chunks` a
-SHA-256 for every few thousand records, over the msgpack encoding of their rows `[sequence,
-time_ns, subject, payload]`; `meta` what it is, and a SHA-256 over the msgpack encoding of the
-other rows of the three, `[[[name, value]…], [[id, subject, last]…], [[first, last, sha256]…]]`.
+An archive is a SQLite file. `chunks` holds what the log held, a few thousand records a row (see
+`llmgw.log.chunks`); `subjects` the names that they refer to, with the last sequence of each;
+`meta` what it is, and a SHA-256 over the msgpack encoding of the rows of all three, of chunks
+without their blobs: `[[[name, value]…], [[id, subject, last]…], [[first, last, sha256]…]]`.
 
 What describes the file is checked when it is opened, and every chunk before any record of it is
 handed out: a damaged file gives what is whole before the damage, and then says what is wrong.
-Decoding is the caller's. The only user of aiosqlite besides the agent's outbox.
+Files of format 1, which had a row for each record in `records`, are read too. Decoding is the
+caller's. With snapshots and the agent's outbox the only user of SQLite.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import re
 import secrets
 import sqlite3
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,16 +30,24 @@ import msgspec
 from llmgw import __version__
 from llmgw.errors import LlmgwError, LogUnreachable, UsageError
 from llmgw.log.base import Bounds, LogRewound, Message
+from llmgw.log.chunks import (
+    CHUNK_BYTES,
+    CHUNK_RECORDS,
+    BadChunk,
+    pack,
+    sha256,
+    unpack,
+    unpack_rows,
+)
+from llmgw.masking import visible
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever an older llmgw could not read the file any more."""
 
 APPLICATION_ID = 0x6C6D6777
 """What SQLite files of ours carry in their header: "lmgw"."""
 
-CHUNK_RECORDS = 4_096
-CHUNK_BYTES = 4 * 1024 * 1024
-
+_OLDEST_FORMAT = 1
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
 _TOTAL = "total_sha256"
@@ -51,14 +59,16 @@ PRAGMA journal_mode = OFF;
 PRAGMA synchronous = OFF;
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE subjects (id INTEGER PRIMARY KEY, subject TEXT NOT NULL, last INTEGER NOT NULL);
-CREATE TABLE chunks (first INTEGER PRIMARY KEY, last INTEGER NOT NULL, sha256 BLOB NOT NULL);
-CREATE TABLE records (
-    sequence INTEGER PRIMARY KEY,
-    time_ns INTEGER NOT NULL, subject INTEGER NOT NULL REFERENCES subjects, payload BLOB NOT NULL
+CREATE TABLE chunks (
+    first INTEGER PRIMARY KEY, last INTEGER NOT NULL, sha256 BLOB NOT NULL, body BLOB NOT NULL
 );
 """
 
-Row = tuple[int, int, int, bytes]
+
+_ROWS = (
+    "SELECT sequence, time_ns, subject, payload FROM records "
+    "WHERE sequence BETWEEN ? AND ? ORDER BY sequence"
+)
 
 
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +76,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
 
     `created_ns` tells which log it came from and `log_first` where that log began; sequences are
     the log's own. Times are nanoseconds since 1970; `exported_ns` is when the file was written.
+    `scrubbed`: names and what else would tell whose log it is were replaced.
     """
 
     cluster: str
@@ -78,6 +89,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     exported_ns: int
     llmgw_version: str
+    scrubbed: bool = False
 
 
 class _Chunk(NamedTuple):
@@ -92,6 +104,7 @@ class _Header(NamedTuple):
     address: str
     size_bytes: int
     full_bytes: int
+    format: int
 
     @property
     def cut(self) -> str:
@@ -111,6 +124,7 @@ async def write_archive(
     log: Bounds,
     now_ns: int,
     force: bool = False,
+    scrubbed: bool = False,
 ) -> Contents:
     """Write the messages of `batches`, consecutive ones of the log with these bounds, to a file.
 
@@ -128,7 +142,7 @@ async def write_archive(
             await database.executescript(_TABLES)
             async for batch in batches:
                 await writer.add(batch)
-            contents = await writer.finish(cluster, log, now_ns)
+            contents = await writer.finish(cluster, log, now_ns, scrubbed)
         async with open_archive(unfinished) as written:
             await written.check()
         check_free(path, force)
@@ -176,10 +190,12 @@ class _Writer:
         self._subjects: dict[str, int] = {}
         self._newest: dict[int, int] = {}
         self._chunks: list[_Chunk] = []
-        self._rows: list[Row] = []
+        self._times: list[int] = []
+        self._numbers: list[int] = []
+        self._payloads: list[bytes] = []
         self._room_bytes = CHUNK_BYTES
-        self._first: Row | None = None
-        self._last: Row | None = None
+        self._first: Message | None = None
+        self._last: Message | None = None
 
     async def add(self, messages: Sequence[Message]) -> None:
         """Take messages that go on where the last ones ended."""
@@ -189,24 +205,32 @@ class _Writer:
             if number is None:
                 number = ids[message.subject] = len(ids) + 1
             self._newest[number] = message.sequence
-            row = (message.sequence, message.time_ns, number, message.payload)
-            if self._last is not None and row[0] != self._last[0] + 1:
-                raise _missing("the log", self._last[0] + 1, row[0] - 1)
-            if len(self._rows) == CHUNK_RECORDS or self._room_bytes < len(message.payload):
+            last = self._last
+            if last is not None and message.sequence != last.sequence + 1:
+                raise _missing("the log", last.sequence + 1, message.sequence - 1)
+            if len(self._times) == CHUNK_RECORDS or self._room_bytes < len(message.payload):
                 await self._flush()
-            self._first = self._first or row
-            self._last = row
-            self._rows.append(row)
+            self._first = self._first or message
+            self._last = message
+            self._times.append(message.time_ns)
+            self._numbers.append(number)
+            self._payloads.append(message.payload)
             self._room_bytes -= len(message.payload)
 
     async def _flush(self) -> None:
-        rows, self._rows, self._room_bytes = self._rows, [], CHUNK_BYTES
-        if not rows:
+        """Write a chunk. The last message that was taken is the last of it."""
+        columns = self._times, self._numbers, self._payloads
+        self._times, self._numbers, self._payloads = [], [], []
+        self._room_bytes = CHUNK_BYTES
+        if not columns[0] or self._last is None:
             return
-        await self._database.executemany("INSERT INTO records VALUES (?, ?, ?, ?)", rows)
-        self._chunks.append(_Chunk(rows[0][0], rows[-1][0], _sha256(rows)))
+        last = self._last.sequence
+        body, checksum = await asyncio.to_thread(pack, *columns)
+        chunk = _Chunk(last - len(columns[0]) + 1, last, checksum)
+        await self._database.execute("INSERT INTO chunks VALUES (?, ?, ?, ?)", (*chunk, body))
+        self._chunks.append(chunk)
 
-    async def finish(self, cluster: str, log: Bounds, now_ns: int) -> Contents:
+    async def finish(self, cluster: str, log: Bounds, now_ns: int, scrubbed: bool) -> Contents:
         """Write what describes the records, and commit."""
         await self._flush()
         if self._first is None or self._last is None:
@@ -215,26 +239,24 @@ class _Writer:
             cluster=cluster,
             created_ns=log.created_ns,
             log_first=log.first,
-            first=self._first[0],
-            last=self._last[0],
-            first_ns=self._first[1],
-            last_ns=self._last[1],
-            records=self._last[0] - self._first[0] + 1,
+            first=self._first.sequence,
+            last=self._last.sequence,
+            first_ns=self._first.time_ns,
+            last_ns=self._last.time_ns,
+            records=self._last.sequence - self._first.sequence + 1,
             exported_ns=now_ns,
             llmgw_version=__version__,
+            scrubbed=scrubbed,
         )
-        meta = sorted(msgspec.structs.asdict(contents).items())
+        told = sorted(msgspec.structs.asdict(contents).items())
+        # SQLite knows no booleans.
+        meta = [(name, int(v) if isinstance(v, bool) else v) for name, v in told]
         subjects = [(number, name, self._newest[number]) for name, number in self._subjects.items()]
-        total = (_TOTAL, _sha256([meta, subjects, self._chunks]))
+        total = (_TOTAL, sha256([meta, subjects, self._chunks]))
         await self._database.executemany("INSERT INTO subjects VALUES (?, ?, ?)", subjects)
-        await self._database.executemany("INSERT INTO chunks VALUES (?, ?, ?)", self._chunks)
         await self._database.executemany("INSERT INTO meta VALUES (?, ?)", [*meta, total])
         await self._database.commit()
         return contents
-
-
-def _sha256(rows: Sequence[object]) -> bytes:
-    return hashlib.sha256(msgspec.msgpack.encode(rows)).digest()
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -246,10 +268,12 @@ class Archive:
     Opened by `open_archive`. Whatever it is asked raises `UsageError` where the file is damaged.
     """
 
-    def __init__(self, path: Path, header: _Header, database: aiosqlite.Connection) -> None:
+    def __init__(self, path: Path, header: _Header, database: sqlite3.Connection) -> None:
         self._path = path
         self._header = header
         self._database = database
+        # One thread: SQLite is asked one thing at a time, and meanwhile what it gave is looked at.
+        self._reader = ThreadPoolExecutor(1, "archive")
         self._subjects: dict[int, str] = {}
         self._newest: dict[str, int] = {}
         self._chunks: list[_Chunk] = []
@@ -269,10 +293,12 @@ class Archive:
             subjects = await self._fetch("SELECT id, subject, last FROM subjects ORDER BY id")
             chunks = await self._fetch("SELECT first, last, sha256 FROM chunks ORDER BY first")
             total = stored.pop(_TOTAL, None)
-            matches = total == _sha256([sorted(stored.items()), subjects, chunks])
-            contents = msgspec.convert(stored, Contents)
+            matches = total == sha256([sorted(stored.items()), subjects, chunks])
+            contents = msgspec.convert(stored, Contents, strict=False)
         except (sqlite3.Error, msgspec.ValidationError, TypeError, ValueError) as error:
-            raise self._damaged(f"what describes its records cannot be read ({error})") from error
+            raise self._damaged(
+                f"what describes its records cannot be read ({_harmless(error)})"
+            ) from error
         if not matches:
             raise self._damaged("what describes its records does not match its checksum")
         self._contents = contents
@@ -291,18 +317,30 @@ class Archive:
         if start < held.first and start <= end:
             raise _missing(str(self._path), start, held.first - 1)
         chosen = self._chosen(subjects)
-        for chunk in self._chunks:
-            if chunk.last < start or (subjects and not chosen):
-                continue
-            if chunk.first > end:
-                return
-            batch = await self._read(chunk)
+        async for chunk, batch in self._whole_chunks(start, end if chosen or not subjects else 0):
             if chunk.first < start or chunk.last > end:
                 batch = [message for message in batch if start <= message.sequence <= end]
             if subjects:
                 batch = [message for message in batch if message.subject in chosen]
             if batch:
                 yield batch
+
+    async def _whole_chunks(
+        self, start: int, end: int
+    ) -> AsyncIterator[tuple[_Chunk, list[Message]]]:
+        """Yield the chunks between two sequences; the next one is read while one is looked at."""
+        chunks = [c for c in self._chunks if c.last >= start and c.first <= end]
+        reading: asyncio.Future[list[Message]] | None = None
+        try:
+            for place, chunk in enumerate(chunks):
+                reading = reading or self._begin(chunk)
+                batch = await reading
+                reading = self._begin(chunks[place + 1]) if place + 1 < len(chunks) else None
+                yield chunk, batch
+        finally:
+            if reading is not None:
+                await asyncio.wait([reading])
+                reading.cancelled() or reading.exception()
 
     async def last(self, subject: str) -> Message | None:
         """Return the newest message whose subject matches the filter, or `None`."""
@@ -322,29 +360,40 @@ class Archive:
         for chunk in self._chunks:
             await self._read(chunk)
 
+    async def close(self) -> None:
+        """Let go of the file."""
+        await asyncio.get_running_loop().run_in_executor(self._reader, self._database.close)
+        self._reader.shutdown(wait=False)  # nothing is left to be waited for
+
     async def _read(self, chunk: _Chunk) -> list[Message]:
         """Return the messages of a chunk once they are known to be what was written."""
-        query = (
-            "SELECT sequence, time_ns, subject, payload FROM records "
-            "WHERE sequence BETWEEN ? AND ? ORDER BY sequence"
-        )
-        wrong = "do not match their checksum"
-        try:
-            rows = await self._fetch(query, chunk.first, chunk.last)
-        except sqlite3.Error as error:
-            rows, wrong = [], f"cannot be read ({error})"
-        if not rows or _sha256(rows) != chunk.sha256:
-            raise self._damaged(
-                f"the records {chunk.first} to {chunk.last} {wrong}", whole_until=chunk.first - 1
-            )
-        names = self._subjects
-        return [
-            Message(sequence, time_ns, names[number], payload)
-            for sequence, time_ns, number, payload in rows
-        ]
+        return await self._begin(chunk)
 
-    async def _fetch(self, query: str, *values: object) -> list[Any]:
-        return list(await self._database.execute_fetchall(query, values))
+    def _begin(self, chunk: _Chunk) -> asyncio.Future[list[Message]]:
+        """Begin to read a chunk, in a thread."""
+        return asyncio.get_running_loop().run_in_executor(self._reader, self._load, chunk)
+
+    def _load(self, chunk: _Chunk) -> list[Message]:
+        try:
+            if self._header.format == 1:
+                rows = self._database.execute(_ROWS, (chunk.first, chunk.last)).fetchall()
+                return unpack_rows(rows, chunk.sha256, self._subjects)
+            query = "SELECT CAST(body AS BLOB) FROM chunks WHERE first = ?"
+            (body,) = self._database.execute(query, (chunk.first,)).fetchone()
+            return unpack(body, chunk.sha256, chunk.first, chunk.last, self._subjects)
+        except (sqlite3.Error, TypeError) as error:
+            wrong = f"cannot be read ({_harmless(error)})"
+        except BadChunk as error:
+            wrong = str(error)
+        raise self._damaged(
+            f"the records {chunk.first} to {chunk.last} {wrong}", whole_until=chunk.first - 1
+        )
+
+    async def _fetch(self, query: str) -> list[Any]:
+        def fetch() -> list[Any]:
+            return self._database.execute(query).fetchall()
+
+        return await asyncio.get_running_loop().run_in_executor(self._reader, fetch)
 
     def _chosen(self, filters: Sequence[str]) -> set[str]:
         """Return the subjects of the file that match a filter."""
@@ -370,12 +419,17 @@ async def open_archive(path: Path) -> AsyncIterator[Archive]:
     """
     header = await asyncio.to_thread(_read_header, path)
     try:
-        async with aiosqlite.connect(header.address, uri=True) as database:
-            archive = Archive(path, header, database)
-            await archive.describe()
-            yield archive
+        database = await asyncio.to_thread(
+            sqlite3.connect, header.address, uri=True, check_same_thread=False
+        )
     except sqlite3.Error as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
+    archive = Archive(path, header, database)
+    try:
+        await archive.describe()
+        yield archive
+    finally:
+        await archive.close()
 
 
 def _read_header(path: Path) -> _Header:
@@ -391,13 +445,20 @@ def _read_header(path: Path) -> _Header:
     if int.from_bytes(header[68:72]) != APPLICATION_ID:
         raise UsageError(f"{path} is no archive of llmgw: it is another program's SQLite file")
     found = int.from_bytes(header[60:64])
-    if found != FORMAT:
+    if not _OLDEST_FORMAT <= found <= FORMAT:
         newer = "a newer llmgw wrote it; upgrade" if found > FORMAT else "no llmgw wrote that"
-        raise UsageError(f"{path} has format {found}, and this llmgw reads {FORMAT}: {newer}")
+        raise UsageError(
+            f"{path} has format {found}, and this llmgw reads {_OLDEST_FORMAT} to {FORMAT}: {newer}"
+        )
     page_bytes = int.from_bytes(header[16:18])
     page_bytes = 65_536 if page_bytes == 1 else page_bytes
     address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
-    return _Header(address, size_bytes, page_bytes * int.from_bytes(header[28:32]))
+    return _Header(address, size_bytes, page_bytes * int.from_bytes(header[28:32]), found)
+
+
+def _harmless(error: Exception) -> str:
+    """Return what an error says: it may quote the file, which anybody may have made."""
+    return visible(str(error))[:200]
 
 
 def _pattern(text: str) -> re.Pattern[str]:

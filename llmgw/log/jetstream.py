@@ -10,13 +10,19 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
-from llmgw.log import reader, samples, setup
+from llmgw.log import endpoints, reader, samples, setup
 from llmgw.log.base import Bounds, Entry, Fence, Message
 from llmgw.log.connection import Connection
+from llmgw.log.endpoints import Service
 from llmgw.log.publisher import Publisher, Stored, StoredReply
 from llmgw.log.session import Session, check_url
 from llmgw.wire import Outgoing
+
+if TYPE_CHECKING:
+    from llmgw.log.objects import ObjectSnapshots
+    from llmgw.log.retention import Margins
 
 CONNECT_DEADLINE_SECONDS = 10.0
 ANSWER_DEADLINE_SECONDS = 15.0
@@ -114,6 +120,21 @@ class JetStreamLog:
             return Bounds(0, 0, created_ns)
         return Bounds(info.state.first_seq, info.state.last_seq, created_ns)
 
+    @property
+    def snapshots(self) -> ObjectSnapshots:
+        """The snapshots that leaders keep on the server, beside the log."""
+        from llmgw.log.objects import ObjectSnapshots  # not for those who never ask: it costs time
+
+        return ObjectSnapshots(self._connection, self._names, self._deadline_seconds)
+
+    async def let_go(self, before_ns: int, margins: Margins) -> None:
+        """Let records go that were stored before a time; see `llmgw.log.retention`."""
+        from llmgw.log import retention
+
+        log = self._names.log
+        deadline = self._deadline_seconds
+        await retention.let_go(self._connection, log, before_ns, margins, deadline)
+
     async def publish_sample(self, subject: str, payload: bytes) -> bool:
         """Send a sample to the telemetry stream if it can go at once, and tell whether it went.
 
@@ -132,6 +153,10 @@ class JetStreamLog:
     def lease_subject(self, name: str) -> str:
         """Return the subject of a lease (see `llmgw.log.lease`), a key in a key-value bucket."""
         return f"$KV.{self._names.bucket}.{name}"
+
+    async def serve(self, service: Service) -> None:
+        """Answer questions on this connection, through every loss of it, until cancelled."""
+        await endpoints.serve(self._connection, service)
 
     async def close(self) -> None:
         """Let go of the connection. Safe to call twice."""

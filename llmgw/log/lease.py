@@ -1,24 +1,33 @@
 """Leadership: one holder at a time, by compare-and-set on one subject of a log.
 
 No clock of one machine is compared with that of another. A lease that somebody else holds is
-free once its record has not changed for a lease's length on *our* clock; our own counts from
-the moment *before* we asked for it. A holder that was paused finds `held` false when it wakes,
-and the next compare-and-set tells it who leads. The lease only chooses who may try: what makes
-two leaders harmless is the fence on every append.
+free once its record has not changed for a lease's length on *our* clock, during which we could
+look; our own counts from the moment *before* we asked for it. A holder that was paused finds
+`held` false when it wakes, and the next compare-and-set tells it who leads. One that could not
+renew in time because the log was away keeps the lease if nobody else took it: whoever waits was
+cut off as well, and waits for another lease's length. The lease only chooses who may try: what
+makes two leaders harmless is the fence on every append.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
 
-from llmgw.errors import AppendRefused
+from llmgw.errors import AppendRefused, LogUnreachable
 from llmgw.log.base import Log
 
+T = TypeVar("T")
+
+LEASE_SECONDS = 2.0
 _SAFETY = 0.8
+_PAUSES = 6
+"""So often a lease is renewed, or looked at by who waits for it, during its length."""
 
 
 def boot_seconds() -> float:
@@ -37,8 +46,10 @@ class _Claim(msgspec.Struct, frozen=True):
 class Lease:
     """One contender for the lease on `subject` (see `JetStreamLog.lease_subject`).
 
-    Call `acquire` every third of `lease_seconds` until it returns true, then `renew` as often.
-    All three calls may raise `LogUnreachable`; the lease then simply runs on towards its end.
+    Call `acquire` every `pause_seconds` until it returns true, then `renew` as often. All three
+    calls take half a lease at most, and may raise `LogUnreachable`; the lease then simply runs on
+    towards its end, and may still be renewed after it. Contenders with the same `nonce` are one:
+    what any of them held is free for the next.
     """
 
     def __init__(
@@ -46,19 +57,25 @@ class Lease:
         log: Log,
         subject: str,
         *,
-        lease_seconds: float = 15.0,
+        lease_seconds: float = LEASE_SECONDS,
         clock: Callable[[], float] = boot_seconds,
+        nonce: str | None = None,
     ) -> None:
         self._log = log
         self._subject = subject
         self._lease_seconds = lease_seconds
         self._clock = clock
-        self._nonce = uuid.uuid4().hex
+        self._nonce = nonce or uuid.uuid4().hex
         self._held_sequence: int | None = None
         self._held_until = float("-inf")
         self._seen_sequence = -1
-        self._seen_at = 0.0
+        self._seen_at = self._looked_at = float("-inf")
         self._seen: _Claim | None = None
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long to wait between two calls."""
+        return self._lease_seconds / _PAUSES
 
     @property
     def held(self) -> bool:
@@ -78,7 +95,7 @@ class Lease:
         return await self._claim(holder, expected=max(self._seen_sequence, 0))
 
     async def renew(self) -> bool:
-        """Extend the lease; false when somebody else has taken it, or it was not held."""
+        """Extend the lease, even one that ran out if nobody took it; false when it is not ours."""
         if self._held_sequence is None or self._seen is None:
             return False
         return await self._claim(self._seen.holder, expected=self._held_sequence)
@@ -90,13 +107,18 @@ class Lease:
             self._drop()
 
     async def _look(self) -> None:
-        """Read the record, and start its time anew if it changed."""
-        message = await self._log.last(self._subject)
+        """Read the record, and start its time anew if it changed or we could not look meanwhile."""
+        message = await self._patiently(self._log.last(self._subject))
+        now = self._clock()
+        was_blind = self._seen is not None and now - self._looked_at > self._seen.lease_seconds
+        self._looked_at = now
         sequence = message.sequence if message else 0
         if sequence != self._seen_sequence:
             self._seen_sequence = sequence
-            self._seen_at = self._clock()
             self._seen = _decode(message.payload) if message else None
+            self._seen_at = now
+        elif was_blind:
+            self._seen_at = now
 
     def _is_free(self, claim: _Claim) -> bool:
         if not claim.holder or claim.nonce == self._nonce:
@@ -107,12 +129,14 @@ class Lease:
         asked_at = self._clock()
         claim = _Claim(holder, self._nonce, self._lease_seconds)
         try:
-            sequence = await self._log.append(
-                self._subject,
-                msgspec.json.encode(claim),
-                message_id=f"{self._nonce}-{expected}-{holder}",
-                expected_last=expected,
-                fence=self._subject,
+            sequence = await self._patiently(
+                self._log.append(
+                    self._subject,
+                    msgspec.json.encode(claim),
+                    message_id=f"{self._nonce}-{expected}-{holder}",
+                    expected_last=expected,
+                    fence=self._subject,
+                )
             )
         except AppendRefused:
             self._drop()
@@ -121,6 +145,17 @@ class Lease:
         self._held_until = asked_at + _SAFETY * self._lease_seconds
         self._seen, self._seen_at = claim, asked_at
         return True
+
+    async def _patiently(self, answer: Awaitable[T]) -> T:
+        """Wait for an answer for half a lease: asking again finds what was done after all."""
+        limit_seconds = self._lease_seconds / 2
+        try:
+            async with asyncio.timeout(limit_seconds):
+                return await answer
+        except TimeoutError:
+            raise LogUnreachable(
+                f"the lease {self._subject} was not answered for within {limit_seconds:g} s"
+            ) from None
 
     def _drop(self) -> None:
         self._held_sequence = None

@@ -172,9 +172,11 @@ class Session:
             del self._waiting[token]
 
     async def subscribe(
-        self, subject: str, callback: Callable[[Msg], Awaitable[None]]
+        self, subject: str, callback: Callable[[Msg], Awaitable[None]], *, queue: str = ""
     ) -> Subscription:
         """Hand every message on `subject` to `callback`; nothing is ever dropped.
+
+        Of those who subscribe with the same `queue` each message goes to one.
 
         Who subscribes bounds what can come: by what was asked for, or by taking it away at once.
         """
@@ -182,7 +184,7 @@ class Session:
             raise NoAnswer(self.lost)
         try:
             subscription = await self._client.subscribe(
-                subject, cb=callback, pending_msgs_limit=0, pending_bytes_limit=0
+                subject, queue, cb=callback, pending_msgs_limit=0, pending_bytes_limit=0
             )
         except nats.errors.Error as failure:
             raise NoAnswer(str(failure)) from failure

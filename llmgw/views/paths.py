@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from llmgw.core.cluster import Cluster, Replica
+from llmgw.core.cluster import Cluster, Node, Replica
 from llmgw.views import VIEWS
 from llmgw.views.devices import DeviceRow
 from llmgw.views.replicas import ReplicaRow
@@ -135,10 +135,7 @@ def _status_only(state: Cluster, field: str, model: str) -> Cluster:
         return replace(state, nodes={}, replicas={}, models={})
     if field not in ("models", "nodes"):
         return state
-    bare = {
-        name: replace(node, inventory=None, devices={}, excluded={}, held={})
-        for name, node in state.nodes.items()
-    }
+    bare = {name: _without_devices(node) for name, node in state.nodes.items()}
     if field == "nodes":
         return replace(state, nodes=bare, replicas={}, models={})
     return replace(state, nodes=bare)
@@ -147,7 +144,13 @@ def _status_only(state: Cluster, field: str, model: str) -> Cluster:
 def _model_only(state: Cluster, name: str) -> Cluster:
     model = state.models.get(name)
     found = _with(state, [r for r in state.replicas.values() if r.model == name])
-    return replace(found, models={name: model} if model is not None else {})
+    bare = {node.name: _without_devices(node) for node in found.nodes.values()}
+    return replace(found, nodes=bare, models={name: model} if model is not None else {})
+
+
+def _without_devices(node: Node) -> Node:
+    """Return a node as the models see it: whether it is there."""
+    return replace(node, inventory=None, devices={}, excluded={}, held={}, conditions=())
 
 
 def _node_only(state: Cluster, name: str) -> Cluster:

@@ -33,6 +33,7 @@ class ReplicaRow(Row, frozen=True, kw_only=True):
     meaning: str | None = None
     advice: str | None = None
     output: str | None = None
+    progress: str | None = None
     placed_because: tuple[str, ...] = ()
 
 

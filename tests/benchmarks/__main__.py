@@ -13,12 +13,22 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from tests.benchmarks import deciding, folding, following, judging, placing, sampling, starting
+from tests.benchmarks import (
+    deciding,
+    folding,
+    following,
+    judging,
+    placing,
+    replaying,
+    sampling,
+    starting,
+)
 from tests.benchmarks.measure import Result
 
 BENCHMARKS: dict[str, Callable[[], Iterator[Result]]] = {
     "following": following.benchmark,
     "folding": folding.benchmark,
+    "replaying": replaying.benchmark,
     "starting": starting.benchmark,
     "sampling": sampling.benchmark,
     "judging": judging.benchmark,

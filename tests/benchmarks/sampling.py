@@ -1,8 +1,9 @@
-"""What one sample costs the agent: its own processor time, without that of the tool it runs.
+"""What sampling costs an agent: a whole one over NVML, and single samples without it.
 
-One sample is what the agent does at each interval: discover, shape, readings, and the telemetry
-message. On eight cards it runs a pretended nvidia-smi three times; the peer is running the same
-command lines and throwing away what they print, the tool's own time included.
+Without NVML one sample is what the agent does at each interval: look, shape, readings, and the
+telemetry message. On eight cards it runs a pretended nvidia-smi; its own processor time is told,
+and the peer is running the same command lines and throwing away what they print, the tool's own
+time included.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ from statistics import median
 
 from llmgw import wire
 from llmgw.core.telemetry import NodeSample
-from llmgw.hardware.discover import HardwareSettings, discover
+from llmgw.hardware.discover import HardwareSettings
 from llmgw.hardware.shapes import readings, shape
 from llmgw.hardware.types import Inventory
+from llmgw.hardware.watch import Watch
 from llmgw.settings import Settings
-from llmgw.testing.fake_smi import FakeCard, FakeMachine, answers_for, write_fake_smi
+from llmgw.testing.fake_smi import FakeCard, FakeMachine, write_fake_smi
+from tests.benchmarks import monitoring
 from tests.benchmarks.history import CLUSTER, TIME
 from tests.benchmarks.measure import Result, at_most
 
 SAMPLES = 40
+SAMPLED = ("-q -x", "-L")
+"""What a sample asks the tool. How cards are linked it is asked only when it is looked afresh."""
 GOAL_PERCENT = 1.0
 MACHINE = FakeMachine(
     tuple(
@@ -45,7 +50,8 @@ MACHINE = FakeMachine(
 
 
 def benchmark() -> Iterator[Result]:
-    """Measure both backends, in a process that does nothing else."""
+    """Measure an agent with NVML, and the other backends in a process that does nothing else."""
+    yield from monitoring.benchmark(MACHINE)
     interval_seconds = Settings(node="n1", data=Path()).sample_seconds
     with tempfile.TemporaryDirectory(prefix="llmgw-bench-") as folder:
         program = write_fake_smi(Path(folder, "nvidia-smi"), MACHINE)
@@ -69,9 +75,10 @@ async def cost_ms(settings: HardwareSettings, devices: int) -> float:
     """Return the processor time of one sample in this process, in milliseconds."""
     costs = []
     last: Inventory | None = None
+    watch = Watch(settings)
     for number in range(SAMPLES + 1):
         began = time.process_time()
-        seen = await discover(settings)
+        seen = await watch.sample()
         same = shape(seen) == last
         wire.encode_sample(
             CLUSTER,
@@ -92,7 +99,7 @@ def tool_cost_ms(program: Path) -> float:
     costs = []
     for _ in range(SAMPLES):
         began = _with_children()
-        for arguments in answers_for(MACHINE):
+        for arguments in SAMPLED:
             command = [str(program), *arguments.split()]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         costs.append(_with_children() - began)

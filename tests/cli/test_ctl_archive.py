@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -172,7 +174,9 @@ class TestArchives:
     def test_damage_is_named(self, llmgw: Program, tmp_path: Path) -> None:
         path = tmp_path / "log.llmgw"
         write(path, story().log)
-        path.write_bytes(path.read_bytes().replace(b'"boot_id":"b1"', b'"boot_id":"b2"', 1))
+        with closing(sqlite3.connect(path)) as database:
+            database.execute("UPDATE chunks SET body = CAST(body || x'00' AS BLOB)")
+            database.commit()
         for words in (("replay",), ("replay", "--verify"), ("events",)):
             done = llmgw("ctl", *words, "--archive", "log.llmgw")
             assert (done.code, done.out) == (2, "")

@@ -67,14 +67,15 @@ def test_a_machine_without_a_gpu_is_told_so_plainly_and_is_no_fault(doctor: Doct
     code, found = doctor(LLMGW_CPU_DEVICE="true")
     assert (code, found["hardware"]["state"], found["versions"]["state"]) == (0, "ok", "ok")
     assert {"engine vllm", "engine llama.cpp", "NATS", "data folder", "ports"} <= set(found)
+    assert {"open files", "locked memory", "shared memory"} <= set(found)
 
 
 def test_a_state_in_which_nothing_runs_ends_with_four_and_says_what_to_do(
     doctor: Doctor, tmp_path: Path
 ) -> None:
     pending = replace(A100, mig_pending="Enabled")
-    exclusive = replace(L40S, compute_mode="Exclusive_Process")
-    machine = FakeMachine((EMPTY, L40S, pending, exclusive, replace(L40S, lost=True)))
+    prohibited = replace(L40S, compute_mode="Prohibited")
+    machine = FakeMachine((EMPTY, L40S, pending, prohibited, replace(L40S, lost=True)))
     code, found = doctor(**smi(tmp_path, machine))
     assert code == 4
     states = [found[f"card {n}"]["state"] for n in range(5)]
@@ -147,7 +148,8 @@ def test_a_capture_tells_of_hardware_alone(llmgw: Program, tmp_path: Path) -> No
     card = FakeCard(name="Tesla T4", memory_total_mib=15360, architecture="Turing")
     program = write_fake_smi(tmp_path / "nvidia-smi", FakeMachine((EMPTY, card)))
     variables = NOTHING | {"LLMGW_NVIDIA_SMI": str(program)}
-    assert llmgw("agent", "inventory", "--capture", "there", **variables).code == 0
+    made = llmgw("agent", "inventory", "--capture", "there", **variables)
+    assert (made.code, "taken out: " in made.err, "serial numbers" in made.err) == (0, True, True)
     done = llmgw("doctor", "--from", "there", "-o", "json")
     found = rows(done)
     assert done.code == 4
@@ -227,3 +229,56 @@ def test_versions_of_engines_are_read_beside_their_programs(doctor: Doctor, tmp_
     (tmp_path / "env/lib/python3.12/site-packages/vllm-0.20.1.dist-info").mkdir(parents=True)
     _, found = doctor(LLMGW_VLLM=str(program))
     assert found["engine vllm"]["detail"] == f"{program}, version 0.20.1"
+
+
+def vllm_by(folder: Path, *lines: str) -> Path:
+    """Write a vllm that is run by an interpreter which, asked about PyTorch, does this."""
+    interpreter = folder / "env" / "bin" / "python3"
+    interpreter.parent.mkdir(parents=True, exist_ok=True)
+    interpreter.write_text("\n".join(("#!/bin/sh", *lines)) + "\n")
+    program = interpreter.with_name("vllm")
+    program.write_text(f"#!{interpreter}\nraise SystemExit('never run')\n")
+    for path in (interpreter, program):
+        path.chmod(0o755)
+    return program
+
+
+def test_an_engine_is_asked_through_its_own_python_whether_it_sees_the_cards(
+    doctor: Doctor, tmp_path: Path
+) -> None:
+    cards = smi(tmp_path, FakeMachine((L40S,)))
+
+    def look(*lines: str) -> Mapping[str, Any]:
+        _, found = doctor(LLMGW_VLLM=str(vllm_by(tmp_path, *lines)), **cards)
+        return found["engine vllm"]
+
+    assert look("echo a warning", """echo 'SIGHT {"count": 1, "cuda": "12.4"}'""")["state"] == "ok"
+    blind = look("""echo 'SIGHT {"count": 0, "cuda": "99.0"}'""")
+    assert (blind["state"], blind["do"]) == (
+        "warning",
+        "update the driver, or install an older build",
+    )
+    broken = look('echo "ImportError: libcudart.so.12: cannot open" >&2', "exit 1")
+    assert "libcudart.so.12" in broken["detail"]
+
+
+def test_what_dead_programs_left_in_shared_memory_is_named(tmp_path: Path) -> None:
+    from asyncio import run
+
+    from llmgw.doctor.host import locked_memory, shared_memory
+
+    memory, processes = tmp_path / "dev/shm", tmp_path / "proc"
+    memory.mkdir(parents=True)
+    for name in ("psm_dead", "psm_used", "other"):
+        (memory / name).write_bytes(bytes(2**20))
+    (processes / "1").mkdir(parents=True)
+    (processes / "2").mkdir()
+    (processes / "1" / "maps").write_text("7f00-7f10 rw-s 0 00:19 2 /dev/shm/psm_used\n")
+    (processes / "self").mkdir()
+    [found] = run(shared_memory(tmp_path))
+    assert (found.state, found.do) == ("warning", "rm /dev/shm/psm_dead")
+    assert "1 files (1 MiB)" in found.detail
+    [found] = run(shared_memory(tmp_path / "nowhere"))
+    assert found.state == "unknown"
+    [found] = run(locked_memory(tmp_path))
+    assert found.state == "ok"

@@ -1,4 +1,4 @@
-"""What `--to` understands."""
+"""What `--to` and `--for` understand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from llmgw.cli.moments import parse_point
+from llmgw.cli.moments import parse_length, parse_point
 from llmgw.errors import UsageError
 
 NOW = datetime(2026, 3, 1, 14, 30, tzinfo=UTC)
@@ -45,3 +45,17 @@ def test_anything_else_is_refused_with_what_would_do(text: str) -> None:
 def test_the_day_of_a_time_is_the_day_in_utc() -> None:
     east = datetime.fromisoformat("2026-03-02T01:00:00+09:00")
     assert parse_point("12:00", east) == datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def test_a_length_of_time_has_a_unit() -> None:
+    lengths = [parse_length(text, "--for") for text in ("30s", "10m", " 2H ", "1.5 h", "7d")]
+    assert lengths == [30, 600, 7200, 5400, 604_800]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "10", "m", "0m", "0.0s", "-1m", "8d", "9999999s", "1e3s", "10 weeks", "forever", "٣m"],
+)
+def test_what_is_no_length_of_time_is_refused_with_the_forms_that_are(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--for .*write 30s, 10m or 2h"):
+        parse_length(text, "--for")

@@ -48,6 +48,7 @@ class TestTables:
             cluster lab as of sequence 12, 2026-03-01T12:00:12.000Z
             controller: controller n1 (term 1)
             nodes: 1 up, 0 lost, 1 stopped
+            conditions: 1 mig-empty (see llmgw ctl devices and nodes)
             records set apart: 1 unreadable (see llmgw ctl events --rejected)
 
             MODEL  WANTED  READY  STARTING  FAILED  LOST  MISSING  WHY MISSING
@@ -71,14 +72,14 @@ class TestTables:
         assert "the catalog of sequence 7 waits for a controller" in said
 
     def test_nodes(self) -> None:
-        history = started(serving(), "node-two", cards=1, excluded=(mig_empty(0),))
+        history = started(serving(), "node-two", cards=1)
         hot = e.Condition(device=0, name="hot", detail="91 °C")
         history.write(e.NodeConditionsChanged(conditions=(hot,)), "node-two")
         assert shown(views.nodes(history.state)) == golden(
             """
             NODE      STATE  BACKEND     DEVICES     EXCLUDED  REPLICAS  COMMAND  CONDITIONS
             n1        up     nvidia-smi  2 a100-80g         0  r1        due      -
-            node-two  up     nvidia-smi  1 a100-80g         1  -         -        0 hot: 91 °C
+            node-two  up     nvidia-smi  1 a100-80g         0  -         -        0 hot: 91 °C
             """
         )
 
@@ -101,7 +102,7 @@ class TestTables:
         assert shown(views.replicas(failed(serving()).state)) == golden(
             """
             REPLICA  MODEL  NODE  DEVICES  PHASE   ADDRESS  ATTEMPTS  SINCE                 REASON
-            r1       tiny   n1    0        failed  -               1  2026-03-01T12:00:09Z  exit code 1
+            r1       tiny   n1    0        failed  -               1  2026-03-01T12:00:09Z  exit code 1: the model does not fit
 
             r1 on n1: the model does not fit
               what to do: give it more memory

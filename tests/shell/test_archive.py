@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sqlite3
 import time
+import tracemalloc
+import zlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import hypothesis
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from llmgw.errors import LlmgwError, LogUnreachable, UsageError
-from llmgw.log.archive import CHUNK_RECORDS, FORMAT, Archive, Contents, open_archive, write_archive
+from llmgw.log.archive import FORMAT, Archive, Contents, open_archive, write_archive
 from llmgw.log.base import Bounds, Entry, LogRewound, Message
+from llmgw.log.chunks import CHUNK_RECORDS, MOST_UNPACKED_BYTES
 from llmgw.log.embedded import embedded_server
 from llmgw.log.memory import MemoryLog
 from llmgw.log.restore import import_archive
@@ -77,9 +82,20 @@ def content(path: Path) -> bytes:
 
 
 def tamper(path: Path, record: int) -> None:
-    """Change one byte of a record's payload."""
-    payload = b'{"n": %d}' % record
-    path.write_bytes(path.read_bytes().replace(payload, b"?" + payload[1:]))
+    """Change one byte of the chunk that holds a record."""
+    change(
+        path,
+        "UPDATE chunks SET body = CAST(body || x'00' AS BLOB) WHERE ? BETWEEN first AND last",
+        record,
+    )
+
+
+def change(path: Path, statement: str, *values: object) -> None:
+    """Change the file as any program that knows SQLite can."""
+    database = sqlite3.connect(path)
+    database.execute(statement, values)
+    database.commit()
+    database.close()
 
 
 def cut(path: Path, kept: float) -> int:
@@ -150,14 +166,28 @@ class TestReading:
         messages = written(FEW)
         await archive_of(path, messages)
         database = sqlite3.connect(path)
-        found = database.execute(
-            "SELECT sequence, time_ns, subjects.subject, payload FROM records "
-            "JOIN subjects ON subjects.id = records.subject ORDER BY sequence"
-        ).fetchall()
+        names = dict(database.execute("SELECT id, subject FROM subjects"))
+        ((first, body),) = database.execute("SELECT first, body FROM chunks")
         meta = dict(database.execute("SELECT name, value FROM meta"))
         database.close()
-        assert [Message(*row) for row in found] == messages
+        times, subjects, payloads = msgspec.msgpack.decode(zlib.decompress(body))
+        rows = zip(times, subjects, payloads, strict=True)
+        found = [Message(n, t, names[s], p) for n, (t, s, p) in enumerate(rows, start=first)]
+        assert found == messages
         assert (meta["cluster"], meta["created_ns"], meta["records"]) == ("c", CREATED_NS, FEW)
+
+
+async def test_reading_takes_no_more_memory_for_a_longer_log(path: Path) -> None:
+    peaks = []
+    for chunks in (3, 12):
+        await archive_of(path, written(chunks * CHUNK_RECORDS), force=True)
+        tracemalloc.start()
+        async with open_archive(path) as archive:
+            async for batch in archive.follow():
+                assert len(batch) == CHUNK_RECORDS
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.5 * peaks[0]
 
 
 class TestSpan:
@@ -275,10 +305,10 @@ class TestDamage:
     @pytest.mark.parametrize(("found", "said"), [(FORMAT + 1, "newer llmgw"), (0, "no llmgw")])
     async def test_another_format_is_named(self, path: Path, found: int, said: str) -> None:
         await archive_of(path, written(FEW))
-        database = sqlite3.connect(path)
-        database.execute(f"PRAGMA user_version = {found}")
-        database.close()
-        with pytest.raises(UsageError, match=rf"has format {found}, .* reads {FORMAT}: .*{said}"):
+        change(path, f"PRAGMA user_version = {found}")
+        with pytest.raises(
+            UsageError, match=rf"has format {found}, .* reads 1 to {FORMAT}: .*{said}"
+        ):
             async with open_archive(path):
                 pass
 
@@ -289,7 +319,7 @@ class TestDamage:
                     pass
 
     @pytest.mark.parametrize(
-        "change",
+        "statement",
         [
             "UPDATE meta SET value = 'other' WHERE name = 'cluster'",
             "DELETE FROM meta WHERE name = 'last'",
@@ -297,22 +327,55 @@ class TestDamage:
             "UPDATE subjects SET last = 1",
             "DELETE FROM chunks",
             "DROP TABLE chunks",
-            "UPDATE records SET time_ns = 0 WHERE sequence = 3",
-            "UPDATE records SET subject = 1",
-            "UPDATE records SET payload = CAST(payload AS TEXT) WHERE sequence = 3",
-            "DELETE FROM records WHERE sequence = 30",
-            "DELETE FROM records",
+            "UPDATE meta SET value = CAST(x'1b5b324aff' AS TEXT) WHERE name = 'cluster'",
+            "UPDATE chunks SET body = 7",
+            "UPDATE chunks SET body = zeroblob(30)",
+            "UPDATE chunks SET sha256 = zeroblob(32)",
+            "UPDATE chunks SET first = 2",
+            "UPDATE chunks SET last = 29",
         ],
     )
-    async def test_what_somebody_changed_is_noticed(self, path: Path, change: str) -> None:
+    async def test_what_somebody_changed_is_noticed(self, path: Path, statement: str) -> None:
         await archive_of(path, written(FEW))
-        database = sqlite3.connect(path)
-        database.execute(change)
-        database.commit()
-        database.close()
-        with pytest.raises(UsageError, match="is damaged: "):
+        change(path, statement)
+        with pytest.raises(UsageError, match="is damaged: ") as caught:
             async with open_archive(path) as archive:
                 await archive.check()
+        assert str(caught.value).isprintable()
+
+
+def seal(path: Path, body: bytes) -> None:
+    """Put a blob in place of the only chunk's, and make all checksums match: the work of a foe."""
+    checksum = hashlib.sha256(body).digest()
+    change(path, "UPDATE chunks SET body = ?, sha256 = ?", body, checksum)
+    database = sqlite3.connect(path)
+    told = sorted(database.execute("SELECT * FROM meta WHERE name != 'total_sha256'"))
+    subjects = database.execute("SELECT id, subject, last FROM subjects ORDER BY id").fetchall()
+    chunks = database.execute("SELECT first, last, sha256 FROM chunks").fetchall()
+    database.close()
+    total = hashlib.sha256(msgspec.msgpack.encode([told, subjects, chunks])).digest()
+    change(path, "UPDATE meta SET value = ? WHERE name = 'total_sha256'", total)
+
+
+@pytest.mark.parametrize(
+    ("unpacked", "said"),
+    [
+        (b"\0" * (2 * MOST_UNPACKED_BYTES), "cannot be unpacked"),
+        (b"nonsense", "cannot be unpacked"),
+        (msgspec.msgpack.encode([[1], [1], [b"x"]]), "are 1 in number"),
+        (msgspec.msgpack.encode([[1] * 30, [99] * 30, [b"x"] * 30]), "cannot be unpacked"),
+        (msgspec.msgpack.encode([["now"] * 30, [1] * 30, [b"x"] * 30]), "cannot be unpacked"),
+        (msgspec.msgpack.encode([[[]] * 30, 3]), "cannot be unpacked"),
+    ],
+)
+async def test_a_file_that_is_made_to_do_harm_is_refused(
+    path: Path, unpacked: bytes, said: str
+) -> None:
+    await archive_of(path, written(FEW))
+    seal(path, zlib.compress(unpacked))
+    with pytest.raises(UsageError, match=f"the records 1 to 30 {said}"):
+        async with open_archive(path) as archive:
+            await archive.check()
 
 
 @pytest.fixture(scope="module")

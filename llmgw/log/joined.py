@@ -1,0 +1,57 @@
+"""An archive and the live log that goes on where it ends, read as one log.
+
+What retention moved out of a log (`ctl archive`) so stays part of what replay sees. They may
+overlap; where they do, the archive is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from llmgw.errors import UsageError
+from llmgw.log.archive import Archive
+from llmgw.log.base import Bounds, Log, Message
+
+
+class Joined:
+    """A log that begins in an archive. Made by `join`."""
+
+    def __init__(self, archive: Archive, log: Log) -> None:
+        self._archive = archive
+        self._log = log
+
+    async def follow(
+        self, start: int = 1, *, subjects: Sequence[str] = (), until: int | None = None
+    ) -> AsyncIterator[Sequence[Message]]:
+        """Yield batches of messages from `start` on; see `Log.follow`."""
+        last = self._archive.contents.last
+        if start <= last:
+            end = last if until is None else min(until, last)
+            async for batch in self._archive.follow(start, subjects=subjects, until=end):
+                yield batch
+        if until is None or until > last:
+            begin = max(start, last + 1)
+            async for batch in self._log.follow(begin, subjects=subjects, until=until):
+                yield batch
+
+    async def bounds(self) -> Bounds:
+        """Return the archive's first and the log's last sequence."""
+        now = await self._log.bounds()
+        held = self._archive.contents
+        return Bounds(held.first, max(now.last, held.last), now.created_ns)
+
+
+async def join(archive: Archive, log: Log) -> Joined:
+    """Return an archive and a log as one, or raise `UsageError` if neither continues the other."""
+    held, now = archive.contents, await log.bounds()
+    if now.created_ns != held.created_ns:
+        raise UsageError(
+            "the archive is of another log than the live one, which was wiped, replaced or "
+            "imported since: they cannot be read as one"
+        )
+    if now.first > held.last + 1:
+        raise UsageError(
+            f"the archive ends at sequence {held.last} and the live log begins at {now.first}: "
+            f"the records {held.last + 1} to {now.first - 1} are in neither"
+        )
+    return Joined(archive, log)
