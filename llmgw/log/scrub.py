@@ -48,13 +48,20 @@ _OWN_REASONS = re.compile(
 _WITHOUT_NAMES = re.compile(
     r"too small by [\d.]+ GiB|in use|node lost|no device of class .+|on a node with \d+ replicas"
     r"|fewer than \d+ free (?:together|in one NVLink domain)|more than the \d+ wanted"
+    r"|on fewer than \d+ nodes (?:of one NVLink fabric )?with \d+ free together"
+    r"|no NVLink domain has so many free cards: the group speaks over PCIe"
+    r"|the group speaks over PCIe: the entry ignores NVLink"
+    r"|all that is better fits nothing: a device that is better avoided"
+    r"|(?:a MIG instance|the processor) cannot be part of a group|its node is drained"
+    r"|node (?:stopped|cordoned|being drained|name used by two agents|without inventory)"
+    r"|node of unreadable hardware|occupied by an engine that is being stopped|memory unknown"
     r"|it stands in the way of the changed entry|its entry changed|its model left the catalog"
 )
 _WITH_NAMES = [
     re.compile(sentence)
     for sentence in (
         r"(?P<node>[^\s:]+)(?P<rest>: .+ of class .+ \(asked: .+\))",
-        r"(?P<begin>one NVLink domain: )(?P<domain>.+)",
+        r"(?P<begin>one NVLink (?:domain|fabric over the nodes): )(?P<domain>.+)",
         r"(?P<begin>\d+ more of )(?P<model>\S+)(?P<rest> on the node: no other has fewer)",
         r"(?P<begin>without the label )(?P<label>[^=\s]+)(?P<equals>=)(?P<pattern>\S+)",
         r"(?P<model>\S+)(?P<rest> of priority -?\d+ needs its place)",
