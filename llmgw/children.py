@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import structlog
 
 from llmgw.log.tether import tethered
 from llmgw.masking import visible
-from llmgw.stopping import STOP_SIGNALS
+from llmgw.stopping import blocked
 from llmgw.supervise import last_output
 
 FIRST_PAUSE_SECONDS = 0.5
@@ -81,7 +80,7 @@ class Child:
     def _last_words(self) -> str:
         """Return the last line that the present process wrote to its log, fit for a terminal."""
         try:
-            grown = self.log_file.stat().st_size > self._log_start_bytes
+            grown = self.log_file.stat().st_size != self._log_start_bytes  # less: it was cut
         except OSError:
             return ""
         text = last_output(self.log_file) if grown else ""
@@ -94,27 +93,23 @@ class Child:
     async def _start(self) -> asyncio.subprocess.Process:
         """Return the process that runs, started now if none does.
 
-        Signals are blocked in it until it hears them (`hearing_signals`), so that one which comes
+        Signals are blocked in it until it hears them (`stopping`), so that one which comes
         while it is still being loaded is not its end but waits.
         """
         async with self._starting:
             if self._process is None or self._process.returncode is not None:
                 # The process is made before the first switch of tasks: another child that is
                 # started meanwhile cannot unblock them too early.
-                signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-                try:
-                    with self.log_file.open("ab") as output:
-                        self._log_start_bytes = output.tell()
-                        self._process = await asyncio.create_subprocess_exec(
-                            *tethered([sys.executable, "-m", "llmgw", *self._arguments]),
-                            stdin=asyncio.subprocess.DEVNULL,
-                            stdout=output,
-                            stderr=output,
-                            env=self._environment,
-                            start_new_session=True,
-                        )
-                finally:
-                    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+                with blocked(), self.log_file.open("ab") as output:
+                    self._log_start_bytes = output.tell()
+                    self._process = await asyncio.create_subprocess_exec(
+                        *tethered([sys.executable, "-m", "llmgw", *self._arguments]),
+                        stdin=asyncio.subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        env=self._environment,
+                        start_new_session=True,
+                    )
                 if self._abandoned:  # It was being started just then.
                     self._kill()
             return self._process

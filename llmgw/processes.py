@@ -13,16 +13,19 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from llmgw.core.stimuli import Key, Start
+from llmgw.masking import visible
 
 VARIABLE = "LLMGW_ENGINE"
 _PROC = Path("/proc")
 _PAUSE_SECONDS = 0.02
+_FIRST_NAMESPACE = 0xEFFFFFFC
+"""What the kernel calls the name space of process ids that is there from the beginning."""
 
 
 class Marker(NamedTuple):
@@ -62,15 +65,23 @@ def parse_marker(text: str) -> Marker | None:
     return Marker(words[0], Start(Key(words[1], part), generation, attempt), port, digest)
 
 
-def marked_processes(agent: str) -> list[MarkedProcess]:
-    """Return the living processes that carry this agent's marker, oldest first, no zombies."""
-    pids = (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal())
+def marked_processes(agent: str, among: frozenset[int] | None = None) -> list[MarkedProcess]:
+    """Return the living processes that carry this agent's marker, oldest first, no zombies.
+
+    Only `among` these process ids is looked, where they are given: the whole table costs more.
+    """
+    pids = among if among is not None else process_ids()
     found = sorted(p for pid in pids if (p := _marked(pid)) is not None and p.marker.agent == agent)
     engines: dict[Start, int] = {}
     for process in found:
         if process.is_leader:
             engines.setdefault(process.marker.start, process.pid)
     return [p._replace(is_leader=engines.get(p.marker.start) == p.pid) for p in found]
+
+
+def process_ids() -> list[int]:
+    """Return the ids of all processes that there are now."""
+    return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()]
 
 
 def _marked(pid: int) -> MarkedProcess | None:
@@ -84,14 +95,62 @@ def _marked(pid: int) -> MarkedProcess | None:
             if name == VARIABLE.encode():
                 marker = parse_marker(value.decode(errors="replace"))
                 if marker is not None:
-                    return MarkedProcess(_born(pid), pid, marker, os.getpgid(pid) == pid)
+                    return MarkedProcess(born(pid), pid, marker, os.getpgid(pid) == pid)
     except (OSError, ValueError):
         return None
     return None
 
 
-def _born(pid: int) -> int:
+def environment_of(pid: int) -> dict[str, str]:
+    """Return what a process was started with; empty where it is gone or somebody else's."""
+    try:
+        raw = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (pair.decode(errors="replace").partition("=") for pair in raw.split(b"\0"))
+    return {name: value for name, _, value in pairs}
+
+
+def names_of(pids: Iterable[int]) -> dict[int, str]:
+    """Return what the kernel calls these processes: at most 15 characters, no arguments."""
+    found = {}
+    for pid in pids:
+        with suppress(OSError):
+            raw = (_PROC / str(pid) / "comm").read_bytes()
+            found[pid] = visible(raw.decode(errors="replace").strip())
+    return found
+
+
+def born(pid: int) -> int:
+    """Return when a process started, in clock ticks since boot. Raises `OSError` if it is gone."""
     return int(_stat(pid)[19])
+
+
+def has_machines_ids() -> bool:
+    """Return whether process ids here are the machine's own, as the driver of its cards tells them.
+
+    In a container with a name space of its own a number means another process.
+    """
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino == _FIRST_NAMESPACE
+    except OSError:
+        return True
+
+
+def families(pids: Iterable[int]) -> set[int]:
+    """Return these processes with everything that they started, as far as parents are told."""
+    children: dict[int, list[int]] = {}
+    for pid in process_ids():
+        with suppress(OSError, IndexError, ValueError):
+            children.setdefault(int(_stat(pid)[1]), []).append(pid)
+    found: set[int] = set()
+    waiting = list(pids)
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting += children.get(pid, [])
+    return found
 
 
 def _stat(pid: int) -> list[bytes]:
@@ -123,8 +182,8 @@ def signal_marked(marker: Marker, number: signal.Signals, *, leader_only: bool =
     return count
 
 
-def kill_marked(marker: Marker, deadline_seconds: float) -> bool:
-    """Kill every process of one start, wait for their ends, and tell whether they are gone.
+def kill_marked(marker: Marker, deadline_seconds: float) -> frozenset[int]:
+    """Kill every process of one start, wait for their ends, and return those that do not end.
 
     Each is waited for by its descriptor: a dying process has lost its environment, and with it
     the marker, before it lets go of its devices.
@@ -132,28 +191,29 @@ def kill_marked(marker: Marker, deadline_seconds: float) -> bool:
     deadline = time.monotonic() + deadline_seconds
     looks_in_vain = 0
     while looks_in_vain < 2:  # a process that just becomes another program shows no marker
-        if time.monotonic() > deadline:
-            return False
-        if _kill_seen(marker, deadline):
-            looks_in_vain = 0
-        else:
-            looks_in_vain += 1
+        killed, left = _kill_seen(marker, deadline)
+        if left and time.monotonic() > deadline:
+            return left
+        looks_in_vain = 0 if killed else looks_in_vain + 1
+        if not killed:
             time.sleep(_PAUSE_SECONDS)
-    return True
+    return frozenset()
 
 
-def _kill_seen(marker: Marker, deadline: float) -> int:
-    """Kill the processes of a start that are there now, wait for them, and return how many."""
+def _kill_seen(marker: Marker, deadline: float) -> tuple[int, frozenset[int]]:
+    """Kill the processes of a start that are there now, and wait for them.
+
+    Return how many they were, and those that have not ended.
+    """
     with ExitStack() as opened:
-        killed = []
+        killed = {}
         for process in marked_processes(marker.agent):
             if process.marker.start == marker.start:
                 with suppress(ProcessLookupError):
-                    killed.append(opened.enter_context(pidfd(process.pid)))
+                    killed[process.pid] = opened.enter_context(pidfd(process.pid))
         signal_marked(marker, signal.SIGKILL)
-        for descriptor in killed:
-            _wait_for_end(descriptor, deadline - time.monotonic())
-        return len(killed)
+        ended = {p for p, fd in killed.items() if _has_ended(fd, deadline - time.monotonic())}
+        return len(killed), frozenset(killed.keys() - ended)
 
 
 def kill_group(child: int, deadline_seconds: float) -> bool:
@@ -176,17 +236,17 @@ def kill_group(child: int, deadline_seconds: float) -> bool:
     return True
 
 
-def _wait_for_end(descriptor: int, seconds: float) -> None:
+def _has_ended(descriptor: int, seconds: float) -> bool:
+    """Wait for the end of a process for as long, and return whether it came."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    poll.poll(max(0.0, seconds) * 1000)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
 def _has_group(group: int) -> bool:
-    for entry in _PROC.iterdir():
-        if entry.name.isdecimal():
-            with suppress(OSError, IndexError, ValueError):
-                state, _, of_group = _stat(int(entry.name))[:3]
-                if int(of_group) == group and state not in (b"Z", b"X"):
-                    return True
+    for pid in process_ids():
+        with suppress(OSError, IndexError, ValueError):
+            state, _, of_group = _stat(pid)[:3]
+            if int(of_group) == group and state not in (b"Z", b"X"):
+                return True
     return False

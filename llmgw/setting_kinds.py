@@ -179,6 +179,7 @@ KINDS: Mapping[str, Kind] = {
     "data": Kind(_path, "a folder"),
     "nats_url": Kind(_servers, "nats://HOST:PORT (or tls), several with commas between"),
     "cluster": _NAME,
+    "log_replicas": _count(1, 5, "NATS servers"),
     "backend": _one_of("auto", "nvml", "nvidia-smi", "cpu"),
     "cpu_device": Kind(_switch, "true or false"),
     "nvidia_smi": _PROGRAM,
@@ -197,7 +198,9 @@ KINDS: Mapping[str, Kind] = {
     "nvml_sample_seconds": _seconds(0.1, 3_600),
     "rediscover_seconds": _seconds(1, 86_400),
     "process_names": Kind(_switch, "true or false"),
+    "failing_after": _count(1, 1_000, "failures"),
     "node_lost_seconds": _seconds(1, 86_400),
+    "lease_seconds": _seconds(0.5, 60),
     "listen": Kind(_host_and_port, "HOST:PORT; port 0 takes a free one"),
     "log_level": _one_of("debug", "info", "warning", "error"),
 } | {name: _UNITS[name.rpartition("_")[2]] for name in Limits.__struct_fields__}

@@ -44,6 +44,8 @@ class Settings(Limits, frozen=True, kw_only=True):
     nats_url: str | None = None
     """NATS servers, comma-separated. Absent: the one that `llmgw up` on this data started."""
     cluster: str = "default"
+    log_replicas: int = 1
+    """On how many NATS servers each stream lies that is made from here: 3 outlive the loss of one."""
     backend: Backend = "auto"
     cpu_device: bool = False
     """Whether the node's processor is offered as a device of class `cpu`."""
@@ -69,6 +71,10 @@ class Settings(Limits, frozen=True, kw_only=True):
     """Whether samples name the programs that use devices; else they have process ids alone."""
     node_lost_seconds: float = 45.0
     """Silence after which a node counts as lost. A failover of NATS alone takes up to 8 s."""
+    lease_seconds: float = 2.0
+    """How long a controller that went silent keeps the lead: another takes it soon after that."""
+    failing_after: int = 5
+    """So many failures of a replica in a row on one device: it is better tried elsewhere."""
     listen: str = "127.0.0.1:0"
     """Where the embedded NATS server listens; port 0 takes a free one."""
     log_level: LogLevel = "info"

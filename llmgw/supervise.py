@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import anyio
 import anyio.abc
-import httpx
 import structlog
 
+from llmgw import listening, outputs, segments
+from llmgw.cgroups import Groups
 from llmgw.core import stimuli as s
 from llmgw.core.commands import Assignment
 from llmgw.core.memory import digest
@@ -27,11 +28,15 @@ from llmgw.engines.base import Launch, LaunchRequest
 from llmgw.engines.devices import DEVICE_VARIABLES
 from llmgw.engines.references import resolve
 from llmgw.engines.registry import engine
-from llmgw.errors import LlmgwError
-from llmgw.masking import mask_known, mask_text
+from llmgw.errors import EngineUnavailable, LlmgwError
+from llmgw.masking import hide, mask_known, mask_text, secret_values, visible
+from llmgw.probing import answer_of, status_of
 from llmgw.processes import (
     VARIABLE,
     Marker,
+    born,
+    environment_of,
+    families,
     kill_group,
     kill_marked,
     marked_processes,
@@ -44,9 +49,13 @@ TAIL_BYTES = 8_192
 TAIL_LINES = 40
 KEPT_LOGS = 5
 GROUP_END_SECONDS = 30.0
+SECRET_BYTES = 16_384
+PROGRESS_CHARACTERS = 160
 # Engines that set their title (vLLM, SGLang: setproctitle) write it over their environment in
 # /proc, and with it the marker, unless told not to.
 KEEP_ENVIRONMENT = {"SPT_NOENV": "1"}
+
+_START_NAME = re.compile(r"(.+)-(\d+)-g(\d+)-a(\d+)")
 
 log = structlog.get_logger()
 
@@ -62,16 +71,20 @@ class Supervisor:
         programs: ProgramSettings,
         tasks: anyio.abc.TaskGroup,
         report: Callable[[s.Input], None],
+        groups: Groups | None = None,
     ) -> None:
         self.agent = agent
+        self._groups = groups or Groups(agent)
         self._folder = folder
         self._host = host
         self._programs = programs
         self._tasks = tasks
         self._report = report
         self._watched: dict[int, int] = {}
+        self._hidden: set[str] = set()
         self._probing: set[s.Start] = set()
-        self._client = httpx.AsyncClient(timeout=PROBE_SECONDS, trust_env=False)
+        self._listening: set[s.Start] = set()
+        self._shared: dict[s.Start, frozenset[segments.Segment]] = {}
 
     async def close(self) -> None:
         """Stop watching and probing. The engines go on."""
@@ -80,7 +93,6 @@ class Supervisor:
             loop.remove_reader(descriptor)
             os.close(descriptor)
         self._watched.clear()
-        await self._client.aclose()
 
     async def carry_out(self, effect: s.Effect) -> None:
         """Carry out one effect that concerns engines; returns before slow ones are done."""
@@ -91,6 +103,8 @@ class Supervisor:
                 if effect.start not in self._probing:
                     self._probing.add(effect.start)
                     self._tasks.start_soon(self._probe, effect)
+            case s.CountRequests():
+                self._tasks.start_soon(self._count, effect)
             case s.StopEngine():
                 await anyio.to_thread.run_sync(self._stop, effect)
             case _:
@@ -110,18 +124,60 @@ class Supervisor:
         }
         for marker in {p.marker for p in processes if p.marker.start not in leaders}:
             log.warning("engine_leftover_ended", engine=marker.text())
-            await _end_all(marker)
+            await self._end_all(marker)
+        running = {name_of_start(start) for start in leaders}
+        await anyio.to_thread.run_sync(self._end_groups_but, running)
         found = []
         for process in leaders.values():
             if self._watch(process.pid, process.marker):
                 marker = process.marker
+                given = await anyio.to_thread.run_sync(environment_of, process.pid)
+                self._hidden |= secret_values(given)
                 found.append(s.EngineFound(marker.start, process.pid, marker.port, marker.digest))
         return tuple(found)
 
-    async def own_pids(self) -> frozenset[int]:
-        """Return every process of this agent's engines."""
-        processes = await anyio.to_thread.run_sync(marked_processes, self.agent)
-        return frozenset(process.pid for process in processes)
+    def _end_groups_but(self, running: set[str]) -> None:
+        for name in self._groups.names():
+            if name not in running:
+                self._groups.end(name, GROUP_END_SECONDS)
+
+    async def own_pids(self, among: frozenset[int] | None = None) -> dict[int, s.Start]:
+        """Return the processes of this agent's engines; `among` these, or all that there are."""
+        return await anyio.to_thread.run_sync(self._own_pids, among)
+
+    def _own_pids(self, among: frozenset[int] | None) -> dict[int, s.Start]:
+        found: dict[int, s.Start] = {}
+        for name in self._groups.names():
+            start = start_of_name(name)
+            if start is not None:
+                found |= dict.fromkeys(self._groups.pids(name), start)
+        if among is not None:
+            found = {pid: start for pid, start in found.items() if pid in among}
+        processes = marked_processes(self.agent, among)
+        return found | {process.pid: process.marker.start for process in processes}
+
+    async def progress(self, starts: Mapping[str, s.Start]) -> dict[str, str]:
+        """Return the last line that each of these engines printed, where it printed one."""
+        found = await anyio.to_thread.run_sync(self._progress, starts)
+        return {name: line for name, line in found.items() if line}
+
+    def _progress(self, starts: Mapping[str, s.Start]) -> dict[str, str]:
+        return {name: last_line(self._tail(start)) for name, start in starts.items()}
+
+    async def keep_outputs_small(self) -> None:
+        """Keep what engines print from filling the disk, for ever."""
+        while True:
+            await self.limit_outputs()
+            await anyio.sleep(outputs.LOOK_SECONDS)
+            while not self._watched:  # noqa: ASYNC110 - nothing prints, and looking takes a thread
+                await anyio.sleep(outputs.LOOK_SECONDS)
+
+    async def limit_outputs(self) -> None:
+        """Cut what has grown too large of the engines' output, once."""
+        await anyio.to_thread.run_sync(outputs.limit_folder, self._folder, self._in_use)
+
+    def _in_use(self) -> set[str]:
+        return {log_name(process.marker.start) for process in marked_processes(self.agent)}
 
     # --- starting ---------------------------------------------------------------------------
 
@@ -130,7 +186,10 @@ class Supervisor:
         try:
             program = await find_program(entry.engine, self._programs)
             launch = launch_of(effect.assignment, program, self._host, effect.port)
-            environment = resolve(launch.env, os.environ)
+            environment = await anyio.to_thread.run_sync(
+                resolve, launch.env, os.environ, read_secret
+            )
+            self._hidden |= secret_values(environment)
         except LlmgwError as error:
             self._report(s.SpawnFailed(effect.start, mask_text(str(error))))
             return
@@ -141,10 +200,11 @@ class Supervisor:
         marker = Marker(self.agent, effect.start, effect.port, digest(effect.assignment))
         try:
             pid = self._start_process(launch, environment, marker)
-        except OSError as error:
-            reason = f"cannot run {launch.argv[0]}: {error.strerror or error}"
-            self._report(s.SpawnFailed(effect.start, reason))
+        except (OSError, ValueError) as error:  # ValueError: a NUL in a word or a variable
+            why = getattr(error, "strerror", None) or error
+            self._report(s.SpawnFailed(effect.start, f"cannot run {launch.argv[0]}: {why}"))
             return
+        await anyio.to_thread.run_sync(self._groups.put, name_of_start(effect.start), pid)
         self._report(s.EngineSpawned(effect.start, pid))
         self._watch(pid, marker)
 
@@ -181,7 +241,7 @@ class Supervisor:
             key=lambda path: path.stat().st_mtime,
         )
         for path in attempts[: -KEPT_LOGS + 1]:
-            path.unlink(missing_ok=True)
+            outputs.drop(path)
 
     # --- watching ---------------------------------------------------------------------------
 
@@ -207,73 +267,168 @@ class Supervisor:
 
         The group is signalled before the leader is reaped: until then its number is not reused.
         """
-        await _end_all(marker, pid)
+        left = await self._end_all(marker, pid)
         exit_code, number = _reap(pid)
+        self._listening.discard(marker.start)
         output = await anyio.to_thread.run_sync(self._tail, marker.start)
-        self._report(s.EngineExited(marker.start, exit_code, number, output))
+        self._report(s.EngineExited(marker.start, exit_code, number, output, tuple(sorted(left))))
+
+    async def _end_all(self, marker: Marker, child: int | None = None) -> frozenset[int]:
+        """Kill every process of one start, and return when they are gone, or cannot be killed."""
+
+        def end() -> frozenset[int]:
+            name = name_of_start(marker.start)
+            shared = segments.mapped(self._pids_of(marker.start))
+            left = kill_marked(marker, GROUP_END_SECONDS)
+            if child is not None and not kill_group(child, GROUP_END_SECONDS):
+                left |= {child}
+            left |= self._groups.end(name, GROUP_END_SECONDS)
+            self._drop(self._shared.pop(marker.start, frozenset()) | shared)
+            return left
+
+        left = await anyio.to_thread.run_sync(end, abandon_on_cancel=True)
+        if left:
+            seconds = GROUP_END_SECONDS
+            log.error("engine_unkillable", engine=marker.text(), pids=sorted(left), seconds=seconds)
+        return left
+
+    def _pids_of(self, start: s.Start) -> set[int]:
+        marked = {p.pid for p in marked_processes(self.agent) if p.marker.start == start}
+        return marked | self._groups.pids(name_of_start(start))
+
+    def _drop(self, shared: frozenset[segments.Segment]) -> None:
+        dropped = segments.drop(shared)
+        if dropped:
+            log.info("shared_memory_dropped", files=dropped)
 
     def _tail(self, start: s.Start) -> str:
-        return last_output(self._log_file(start))
+        return hide(last_output(self._log_file(start)), self._hidden)
 
     # --- asking and stopping ----------------------------------------------------------------
 
     async def _probe(self, effect: s.ProbeEngine) -> None:
-        status: int | None = None
+        status, stranger = None, None
         try:
             path = launch_of(effect.assignment, (), self._host, effect.port).health_path
-            url = f"http://{_bracketed(self._host)}:{effect.port}{path}"
-            with suppress(httpx.HTTPError):
-                status = (await self._client.get(url)).status_code
+            status = await status_of(self._host, effect.port, path, PROBE_SECONDS)
+            if status is not None and effect.start not in self._listening:
+                stranger = await anyio.to_thread.run_sync(self._stranger, effect)
         finally:
             self._probing.discard(effect.start)
-        self._report(s.EngineAnswered(effect.start, status))
+        self._report(s.EngineAnswered(effect.start, status, stranger))
+
+    def _stranger(self, effect: s.ProbeEngine) -> str | None:
+        """Return who else answers on the engine's port; asked until it was the engine once."""
+        own = self._pids_of(effect.start)
+        if not own:
+            return None
+        since = min((at for pid in own if (at := _born(pid)) is not None), default=None)
+        found = listening.stranger(self._host, effect.port, families(own), since)
+        if found is None:
+            self._listening.add(effect.start)
+        return found
+
+    async def _count(self, effect: s.CountRequests) -> None:
+        """Ask how many requests there are. Who is silent may be busy: then it is asked again."""
+        counts = engine(effect.assignment.entry.engine).request_counts
+        requests: int | None = None
+        if counts is not None:
+            answer = await answer_of(self._host, effect.port, counts.path, PROBE_SECONDS)
+            requests = counts.count(answer) if answer is not None else None
+        self._report(s.EngineCounted(effect.start, requests))
 
     def _stop(self, effect: s.StopEngine) -> None:
         """TERM lets the engine's own process end its children; KILL spares none of them."""
         number = signal.SIGTERM if effect.signal == "TERM" else signal.SIGKILL
+        if effect.signal == "KILL":
+            self._shared[effect.start] = segments.mapped(self._pids_of(effect.start))
         for process in marked_processes(self.agent):
             if process.marker.start == effect.start:
                 leader_only = number is signal.SIGTERM
                 signal_marked(process.marker, number, leader_only=leader_only)
-                return
-
-
-async def _end_all(marker: Marker, child: int | None = None) -> None:
-    """Kill every process of one start, and return when they are gone, or cannot be killed."""
-
-    def end() -> bool:
-        gone = kill_marked(marker, GROUP_END_SECONDS)
-        return gone if child is None else kill_group(child, GROUP_END_SECONDS) and gone
-
-    if not await anyio.to_thread.run_sync(end, abandon_on_cancel=True):
-        log.error("engine_unkillable", engine=marker.text(), seconds=GROUP_END_SECONDS)
+                break
+        if effect.signal == "KILL":
+            self._groups.kill(name_of_start(effect.start))
 
 
 def launch_of(assignment: Assignment, program: tuple[str, ...], host: str, port: int) -> Launch:
     """Return the command line of an assignment on this node."""
     entry = assignment.entry
-    request = LaunchRequest(assignment.replica, entry, assignment.grants, program, host, port)
+    request = LaunchRequest(
+        assignment.replica,
+        entry,
+        assignment.grants,
+        program,
+        host,
+        port,
+        rank=assignment.part,
+        leader=assignment.leader,
+    )
     return engine(entry.engine).launch(request)
+
+
+def read_secret(path: str) -> str:
+    """Return what a file on this node holds, without the line end; see `engines.references`.
+
+    Raises `EngineUnavailable` naming the file, never its contents.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            raw = file.read(SECRET_BYTES + 1) or b""
+    except OSError as error:
+        raise EngineUnavailable(
+            f"the catalog refers to {path}, which the agent cannot read: {error.strerror}"
+        ) from error
+    text = raw.decode(errors="replace").removesuffix("\n").removesuffix("\r")
+    if not text or len(raw) > SECRET_BYTES or "\0" in text or "\ufffd" in text:
+        raise EngineUnavailable(
+            f"the catalog refers to {path}, which must hold one value: a text of at most "
+            f"{SECRET_BYTES} bytes"
+        )
+    return text
 
 
 def log_name(start: s.Start) -> str:
     """Return the name of the file that takes an engine's output, one for each start."""
+    return f"{name_of_start(start)}.log"
+
+
+def name_of_start(start: s.Start) -> str:
+    """Return a start as a name of files and groups: `r7-0-g1-a3`."""
     key = start.key
-    return f"{key.replica}-{key.part}-g{start.generation}-a{start.attempt}.log"
+    return f"{key.replica}-{key.part}-g{start.generation}-a{start.attempt}"
+
+
+def start_of_name(name: str) -> s.Start | None:
+    """Return the start that a name means, or `None`."""
+    match = _START_NAME.fullmatch(name)
+    if match is None:
+        return None
+    replica, part, generation, attempt = match.groups()
+    return s.Start(s.Key(replica, int(part)), int(generation), int(attempt))
 
 
 def last_output(path: Path) -> str:
     """Return the last lines of a file of output, secrets masked; empty when it is not there."""
-    try:
-        with path.open("rb") as file:
-            start = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
-            file.seek(start)
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    if start:  # Half a line may be half a secret, which nothing would mask.
+    end, more = outputs.tail(path, TAIL_BYTES)
+    lines = end.decode(errors="replace").splitlines()
+    if more and lines:  # Half a line may be half a secret, which nothing would mask.
         del lines[0]
     return mask_text(mask_known("\n".join(lines[-TAIL_LINES:]), os.environ))
+
+
+def last_line(text: str) -> str:
+    """Return the last line that says something, fit for a table."""
+    lines = (visible(line.strip()) for line in reversed(text.splitlines()))
+    return next((line for line in lines if line), "")[:PROGRESS_CHARACTERS]
+
+
+def _born(pid: int) -> int | None:
+    try:
+        return born(pid)
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def _is_free(host: str, port: int) -> bool:
@@ -295,7 +450,3 @@ def _reap(pid: int) -> tuple[int | None, int | None]:
         return None, None
     code = os.waitstatus_to_exitcode(status)
     return (code, None) if code >= 0 else (None, -code)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

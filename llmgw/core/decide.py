@@ -22,10 +22,14 @@ from llmgw.core.events import (
     ReplicaRetired,
 )
 from llmgw.core.held import Held
+from llmgw.core.meanings import AVOIDED
 from llmgw.core.placement import Placed, place
+from llmgw.core.rollout import is_ready, paused
+from llmgw.hardware.types import device_label
 
 Intention = Decision | SetAssignments
 
+IN_THE_WAY = "it stands in the way of the changed entry"
 
 MOST_PLACED_AT_ONCE = 200
 """So that one answer takes a moment, and not longer than the lead lasts."""
@@ -66,6 +70,8 @@ def _replica_decisions(state: Cluster) -> Iterator[Decision]:
         for decision in _model_decisions(state, model, replicas, held, number):
             if isinstance(decision, ReplicaAssigned):
                 number += 1
+            elif isinstance(decision, ReplicaRetired):
+                held.retired[decision.replica] = None
             yield decision
 
 
@@ -104,9 +110,16 @@ def _model_decisions(
             missing=max(missing, 0),
             refusals=refusals,
         )
-    yield from _retirements(state, entry, current, leaving, missing)
-    if missing > 0 and entry.priority > _lowest_priority(state):
-        yield from _displacements(state, entry, missing)
+    if missing == 0:
+        for replica, why, answer in _moves(state, entry, current, held):
+            yield _assign(state, entry, f"r{number}", answer)
+            held.take(state, f"r{number}", answer.parts, entry)
+            yield _retire(state, replica, why)
+            current = [r for r in current if r is not replica]
+            number += 1
+    yield from _retirements(state, model, current, leaving, missing)
+    if missing > 0:
+        yield from _make_room(state, entry, missing, held)
 
 
 def _sorted_out(
@@ -114,49 +127,113 @@ def _sorted_out(
 ) -> tuple[list[Replica], list[Replica]]:
     """Return the replicas as they should be, and those that go once others serve in their place.
 
-    Those on lost nodes are neither: what becomes of them is known when the node returns.
+    These are outdated, to be drained, or on devices that their node has no more. Those on lost
+    nodes are neither: what becomes of them is known when the node returns.
     """
     one, nodes = model.one, state.nodes
     current, leaving = [], []
     for replica in replicas:
-        lost = draining = False
+        lost = displaced = False
         for part in replica.parts:
             node = nodes[part.node]
             lost = lost or node.lost
-            draining = draining or node.draining
-        if draining or (replica.entry is not one and replica.entry != one):
+            displaced = displaced or node.draining or part.gone is not None
+        if displaced or (replica.entry is not one and replica.entry != one):
             leaving.append(replica)
         elif not lost:
             current.append(replica)
     return current, leaving
 
 
+def _moves(
+    state: Cluster, entry: Entry, current: list[Replica], held: Held
+) -> Iterator[tuple[Replica, str, Placed]]:
+    """Yield replicas that fail on devices which something speaks against, why, and where to try.
+
+    Only where nothing does: a model that fails everywhere stays where it is, and is tried there
+    ever more seldom. What is yielded is to be taken before the next is asked for.
+    """
+    for replica in current:
+        why = _why_elsewhere(state, replica)
+        if why is None:
+            continue
+        answer = place(state, entry, held)
+        if not isinstance(answer, Placed) or answer.score["avoided"]:
+            return
+        yield replica, why, answer
+
+
+def _why_elsewhere(state: Cluster, replica: Replica) -> str | None:
+    """Return what speaks against the devices of a replica that fails there, or `None`."""
+    for part in replica.parts:
+        regrouped = len(replica.parts) > 1 and part.phase == "assigned"
+        if not part.failures or not (part.phase == "failed" or regrouped):
+            continue
+        node = state.nodes[part.node]
+        for number in part.devices:
+            against = node.excluded.get(number)
+            for condition in node.conditions:
+                named = condition.name == "failing" or condition.name not in AVOIDED
+                if condition.device == number and named:
+                    against = condition.name
+            if against is not None:
+                where = f"{part.node} {device_label(number)}"
+                return f"it failed {part.failures} times, and {where} is {against}"
+    return None
+
+
 def _retirements(
-    state: Cluster, entry: Entry, current: list[Replica], leaving: list[Replica], missing: int
+    state: Cluster, model: Model, current: list[Replica], leaving: list[Replica], missing: int
 ) -> Iterator[Decision]:
     """Retire what is too much.
 
     A replica that leaves serves until a new one is ready, unless it stands in the way of one.
+    Nothing outdated goes while the entry that replaces it fails.
     """
+    entry = model.entry
     surplus = len(current) - entry.replicas
     if surplus > 0:
-        for replica in sorted(current, key=_least_useful)[:surplus]:
+        for replica in sorted(current, key=lambda r: _least_steady(state, r))[:surplus]:
             yield _retire(state, replica, f"more than the {entry.replicas} wanted")
     if not leaving:
         return
-    ready = sum(1 for r in current if _is_ready(r))
-    in_the_way = _in_the_way(state, entry, leaving, missing)
+    if paused(state, model, [*current, *leaving]) is not None:
+        leaving = [r for r in leaving if r.entry == model.one]
+    ready = sum(1 for r in current if is_ready(r))
+    in_the_way = _in_the_way(state, entry, current, leaving, missing)
     for replica in in_the_way:
-        yield _retire(state, replica, "it stands in the way of the changed entry")
-    serving = sorted((r for r in leaving if r not in in_the_way), key=_least_useful)
-    for replica in serving[: max(0, len(serving) - max(0, entry.replicas - ready))]:
-        drained = _on_draining_node(state, replica)
-        yield _retire(state, replica, "its node is drained" if drained else "its entry changed")
+        yield _retire(state, replica, _why_leaving(state, replica) or IN_THE_WAY)
+    useless = [r for r in leaving if r not in in_the_way and _is_gone(r) and not is_ready(r)]
+    serving = [r for r in leaving if r not in in_the_way and r not in useless]
+    serving.sort(key=_least_useful)
+    enough = serving[: max(0, len(serving) - max(0, entry.replicas - ready))]
+    for replica in useless + enough:
+        yield _retire(state, replica, _why_leaving(state, replica) or "its entry changed")
+
+
+def _why_leaving(state: Cluster, replica: Replica) -> str | None:
+    """Return why a replica leaves that is not outdated."""
+    gone = next((part.gone for part in replica.parts if part.gone is not None), None)
+    if gone is None and _on_draining_node(state, replica):
+        return "its node is drained"
+    return gone
 
 
 def _in_the_way(
-    state: Cluster, entry: Entry, leaving: list[Replica], missing: int
+    state: Cluster, entry: Entry, current: list[Replica], leaving: list[Replica], missing: int
 ) -> list[Replica]:
+    """Return those that leave and have to go before what is missing fits.
+
+    Of those that serve one after the other goes: the next once all that replaced them serve.
+    """
+    idle = [r for r in leaving if not is_ready(r)]
+    found = _blocking(state, entry, idle, missing)
+    if not found and all(is_ready(r) for r in current):
+        found = _blocking(state, entry, leaving, min(missing, 1))
+    return found
+
+
+def _blocking(state: Cluster, entry: Entry, leaving: list[Replica], missing: int) -> list[Replica]:
     """Return those that leave without which the missing ones fit: none if nothing helps.
 
     What is being retired already counts as gone, so that no more are retired than needed.
@@ -198,39 +275,57 @@ def _holders(released: list[Replica], answer: Placed) -> list[Replica]:
 # --- priority -------------------------------------------------------------------------------------
 
 
-def _lowest_priority(state: Cluster) -> int:
-    return min(model.entry.priority for model in state.models.values())
+def _make_room(state: Cluster, entry: Entry, missing: int, held: Held) -> Iterator[Decision]:
+    """Keep free what is on its way to be, and retire replicas of lower priority for the rest.
 
-
-def _displacements(state: Cluster, entry: Entry, missing: int) -> Iterator[Decision]:
-    """Retire replicas of lower priority for those that fit nowhere: the least that helps.
-
-    The lowest priority goes first, and of one priority what is least useful. More and more are
-    thought away, twice as many each time, until one fits; only those whose memory it takes go.
+    Room that opens piece by piece must not go to those that come after, or a group would wait for
+    ever. Of what may be displaced the lowest priority goes first, and of one priority what is
+    least useful. More and more are thought away, twice as many each time, until one fits; only
+    those whose memory it takes go.
     """
-    candidates = [r for r in state.replicas.values() if _may_be_displaced(state, r, entry)]
-    candidates.sort(key=lambda r: (state.models[r.model].entry.priority, *_least_useful(r)))
-    held = _without_the_retired(state)
+    trial = _with_the_retired_gone(state, held)
+    candidates: list[Replica] | None = None
     away: list[Replica] = []
     for number in range(missing):
         step = 1
-        while not isinstance(answer := place(state, entry, held), Placed):
+        while not isinstance(answer := place(state, entry, trial), Placed):
+            if candidates is None:
+                candidates = _candidates(state, entry, held)
             if not candidates:
                 return
             more, candidates = candidates[:step], candidates[step:]
             step *= 2
             for replica in more:
-                held.release(state, replica.name)
+                trial.release(state, replica.name)
             away += more
-        held.take(state, f"missing-{number}", answer.parts, entry)
+        trial.take(state, f"missing-{number}", answer.parts, entry)
+        held.take(state, f"{entry.name}-{number}", answer.parts, entry)
         taken = _pools(state, answer)
         for replica in [r for r in away if taken & _held_pools(r)]:
             away.remove(replica)
-            yield _retire(
-                state,
-                replica,
-                f"{entry.name} of priority {entry.priority} needs its place",
-            )
+            why = f"{entry.name} of priority {entry.priority} needs its place"
+            yield _retire(state, replica, why)
+
+
+def _with_the_retired_gone(state: Cluster, held: Held) -> Held:
+    """Return what `held` holds, as it will be once all that is retired has ended."""
+    trial = _without_the_retired(state)
+    for name in held.retired:
+        trial.release(state, name)
+    for name, parts, entry in held.takes:
+        trial.take(state, name, parts, entry)
+    return trial
+
+
+def _candidates(state: Cluster, entry: Entry, held: Held) -> list[Replica]:
+    """Return what the entry may displace, in the order in which it goes."""
+    found = [
+        replica
+        for replica in state.replicas.values()
+        if replica.name not in held.retired and _may_be_displaced(state, replica, entry)
+    ]
+    found.sort(key=lambda r: (state.models[r.model].entry.priority, *_least_useful(r)))
+    return found
 
 
 def _may_be_displaced(state: Cluster, replica: Replica, entry: Entry) -> bool:
@@ -260,11 +355,21 @@ def _held_pools(replica: Replica) -> set[tuple[str, str]]:
 
 def _least_useful(replica: Replica) -> tuple[bool, int]:
     """Order replicas so that those come first whose loss hurts least: not ready, then newest."""
-    return (_is_ready(replica), -int(replica.name[1:]))
+    return (is_ready(replica), -int(replica.name[1:]))
 
 
-def _is_ready(replica: Replica) -> bool:
-    return all(part.phase == "ready" for part in replica.parts)
+def _least_steady(state: Cluster, replica: Replica) -> tuple[bool, int, int]:
+    """Order them as `_least_useful` does, but those that serve on flapping nodes go before others.
+
+    One loss of late is no flapping.
+    """
+    flaps = max(len(state.nodes[part.node].losses) for part in replica.parts) - 1
+    ready, newest = _least_useful(replica)
+    return (ready, -max(flaps, 0), newest)
+
+
+def _is_gone(replica: Replica) -> bool:
+    return any(part.gone is not None for part in replica.parts)
 
 
 def _on_lost_node(state: Cluster, replica: Replica) -> bool:

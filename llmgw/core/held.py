@@ -17,12 +17,15 @@ class Held:
     """Memory in use beyond what the state says: what earlier placements of one decision took.
 
     Of the nodes where something was taken or released it keeps surveys of its own; the state and
-    its index are only read. It is of use until the state changes.
+    its index are only read. It is of use until the state changes. `takes` is what was taken, in
+    its order, and `retired` what the same decision retires.
     """
 
     def __init__(self) -> None:
         self.board = Board()
         self.gone = Marks()
+        self.takes: list[tuple[str, tuple[PartPlacement, ...], Entry | None]] = []
+        self.retired: dict[str, None] = {}
         self._surveys: dict[int, Survey] = {}
         self._taken: dict[str, dict[str, dict[str, int]]] = {}
         self._released: set[str] = set()
@@ -52,6 +55,8 @@ class Held:
         entry: Entry | None = None,
     ) -> None:
         """Count a placement that is not in the state yet."""
+        parts = tuple(parts)
+        self.takes.append((replica, parts, entry))
         if entry is not None:
             self._models[replica] = entry.name
             if entry.share:

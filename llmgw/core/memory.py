@@ -33,7 +33,7 @@ class Policy(msgspec.Struct, frozen=True):
     backoff_reset_seconds: float = 600.0
     port_quarantine_seconds: float = 30.0
     port_tries: int = 3
-    weigh_seconds: float = 2.0
+    weigh_seconds: float = 5.0
     """How long an engine that answers may wait for the sample that shows what it takes."""
     freed_seconds: float = 15.0
     """How long devices may hold memory of an engine that ended, before that is a fault."""
@@ -78,6 +78,7 @@ class EnginePart(msgspec.Struct):
     kill_at: float | None = None
     stop_reason: str = ""
     fail_reason: str | None = None
+    meeting_port: int = 0
     missing_since: float | None = None
     answered_at: float | None = None
     empty_bytes: dict[str, int] = {}

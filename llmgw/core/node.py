@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from llmgw.core import blaming, grouping, reporting, starting, stopping, weighing
 from llmgw.core import events as e
-from llmgw.core import reporting, starting, stopping, weighing
 from llmgw.core import stimuli as s
+from llmgw.core.blaming import Note
 from llmgw.core.commands import Assignment, SetAssignments
 from llmgw.core.conditions import ConditionTracker
 from llmgw.core.endings import backoff_seconds, explain, how_it_ended
 from llmgw.core.memory import (
     EnginePart,
-    Failing,
     Memory,
     Policy,
     digest,
@@ -40,6 +40,8 @@ _ALIVE: tuple[Phase, ...] = ("starting", "ready")
 """Phases in which an engine is asked for its health."""
 _SIGHTINGS = 2
 """So often in a row an engine must be seen where it should not be: one look may be mistaken."""
+_STALE_SECONDS = 60.0
+"""How old a sample may be for the next to be waited for."""
 _UNUSED_SECONDS = 30.0
 """How long an engine may be ready without being seen on its devices."""
 
@@ -59,6 +61,7 @@ class NodeMachine:
         self._quarantine: dict[int, float] = {}
         self._name_holder: str | None = None
         self._seen: dict[str, DeviceReading] = {}
+        self._seen_at = -_STALE_SECONDS
         self._unused: dict[str, str] = {}
         self._conditions = ConditionTracker(policy.limits)
 
@@ -137,13 +140,8 @@ class NodeMachine:
     ) -> Iterator[Effect]:
         """Tell the conditions if others hold than before."""
         memory = self.memory
-        slack_bytes = self.policy.limits.vacant_bytes
-        self._conditions.note(
-            [
-                *weighing.notes(memory, self._seen, slack_bytes),
-                *(weighing.Note(u, "unused", said) for u, said in self._unused.items()),
-            ]
-        )
+        unused = (Note(uuid, "unused", said) for uuid, said in self._unused.items())
+        self._conditions.note([*blaming.notes(memory, self.policy, self._seen), *unused])
         held = self._conditions.update(readings, own_pids, now, memory.inventory, troubles)
         if held or (held is not None and memory.conditioned):
             memory.conditioned = bool(held)
@@ -320,16 +318,16 @@ class NodeMachine:
 
     def _is_well(self, key: Key, part: EnginePart, now: float) -> Iterator[Effect]:
         """Its health is good: it is ready once a sample shows what it takes, or soon without."""
-        if not self._measures(part):
+        if not self._measures(part, now):
             yield from self._became_ready(key, part, now, ())
         elif part.answered_at is None:
             part.answered_at = now
             yield s.MeasureDevices()
 
-    def _measures(self, part: EnginePart) -> bool:
+    def _measures(self, part: EnginePart, now: float) -> bool:
         """Return whether samples say anything of the engine: not of a machine that is pretended."""
         seen = any(uuid in self._seen for uuid in weighing.accelerators(part))
-        return seen and not self._started.simulated
+        return seen and now - self._seen_at < _STALE_SECONDS and not self._started.simulated
 
     def _became_ready(
         self, key: Key, part: EnginePart, now: float, taken_bytes: tuple[int, ...]
@@ -346,7 +344,7 @@ class NodeMachine:
         self._quarantine[part.port] = now + self.policy.port_quarantine_seconds
         part.kill_at = part.drain_until = None
         part.pids = tuple(sorted({*part.pids, *fact.left}))
-        if fact.left or self._measures(part):
+        if fact.left or self._measures(part, now):
             part.gone_at = now
             yield s.MeasureDevices()
         if part.phase != "stopping":
@@ -360,14 +358,12 @@ class NodeMachine:
 
     def _clock_ticked(self, now: float) -> Iterator[Effect]:
         self._quarantine = {p: t for p, t in self._quarantine.items() if t > now}
-        lasting, failing = self.policy.failing_seconds, self.memory.failing
-        for uuid in [uuid for uuid, one in failing.items() if now - one.since >= lasting]:
-            del failing[uuid]
+        blaming.forget(self.memory, self.policy, now)
         for name, part in list(self.memory.parts.items()):
             key = key_of(name)
             if part.gone_at is not None and now - part.gone_at >= self.policy.freed_seconds:
-                slack_bytes = self.policy.limits.vacant_bytes
-                self.memory.leaks |= dict(weighing.leaks(self._seen, name, part, slack_bytes))
+                if self._seen_at >= part.gone_at:
+                    blaming.note_leaks(self.memory, self.policy, self._seen, name, part)
                 yield from self._given_back(key, part)
             elif part.pid is not None:
                 yield from self._attend(key, part, now)
@@ -376,6 +372,10 @@ class NodeMachine:
         """Do what is due for a process: go on with its end, or ask for its health."""
         yield from stopping.go_on(self.policy, key, part, now)
         if part.assignment is None or part.phase not in _ALIVE:
+            return
+        if grouping.follows(key):
+            if part.phase == "starting" and part.fail_reason is None:
+                yield from self._became_ready(key, part, now, ())
             return
         if part.phase == "starting" and part.fail_reason is None:
             entry = part.assignment.entry
@@ -401,25 +401,22 @@ class NodeMachine:
     # --- what samples say ------------------------------------------------------------------
 
     def _sampled(self, fact: s.SampleTaken, now: float) -> Iterator[Effect]:
-        memory, slack_bytes = self.memory, self.policy.limits.vacant_bytes
         self._seen = {reading.uuid: reading for reading in fact.readings.devices}
+        self._seen_at = now - fact.age_seconds
         self._unused.clear()
-        for name, part in list(memory.parts.items()):
-            if self._measures(part):
+        for name, part in list(self.memory.parts.items()):
+            if self._measures(part, now):
                 yield from self._look(key_of(name), part, fact, now)
-        for uuid, leak in list(memory.leaks.items()):
-            reading = self._seen.get(uuid)
-            if reading and weighing.still_held(reading, leak, slack_bytes) is None:
-                del memory.leaks[uuid]
+        blaming.look_at_leaks(self.memory, self.policy, self._seen)
         yield from self._measured(fact.readings, frozenset(fact.own_pids), fact.troubles, now)
 
     def _look(
         self, key: Key, part: EnginePart, fact: s.SampleTaken, now: float
     ) -> Iterator[Effect]:
         """Look at one part's devices: is it where it belongs, what does it take, is it gone?"""
-        taken_at, limits = now - fact.age_seconds, self.policy.limits
+        taken_at, slack_bytes = self._seen_at, self.policy.limits.vacant_bytes
         if part.gone_at is not None:
-            held = [*weighing.leaks(self._seen, name_of(key), part, limits.vacant_bytes)]
+            held = [*weighing.leaks(self._seen, name_of(key), part, slack_bytes)]
             if taken_at >= part.gone_at and not held:
                 yield from self._given_back(key, part)
             return
@@ -443,8 +440,8 @@ class NodeMachine:
         if part.assignment is None or part.assignment.entry.engine == "command":
             return
         ready = part.ready_at is not None and now - part.ready_at >= _UNUSED_SECONDS
-        little_bytes = self.policy.limits.occupied_bytes
-        if ready and weighing.is_unused(self._seen, part, part.pids, little_bytes):
+        slack_bytes = self.policy.limits.vacant_bytes
+        if ready and weighing.is_unused(self._seen, part, slack_bytes):
             said = f"{key.replica} serves, and none of its processes is on the device"
             self._unused |= dict.fromkeys(weighing.accelerators(part), said)
 
@@ -477,13 +474,15 @@ class NodeMachine:
         for name, assignment in wanted.items():
             if name not in memory.parts and self._name_holder is None:
                 part = EnginePart(assignment, assignment.generation, digest(assignment))
-                if starting.is_free(memory, name, part):
+                if assignment.failures:  # its group ended before: not at once again
+                    memory.parts[name] = grouping.waiting(self.policy, key_of(name), part, now)
+                elif starting.is_free(memory, name, part):
                     memory.parts[name] = part
                     yield from self._begin(key_of(name), part, now)
         yield from self._complete(wanted)
 
     def _may_retry(self, name: str, part: EnginePart, now: float) -> bool:
-        if part.gone_at is not None:
+        if part.gone_at is not None or grouping.is_spent(part):
             return False
         waiting = part.phase == "stopped" or (part.phase == "failed" and now >= part.retry_at)
         return waiting and starting.is_free(self.memory, name, part)
@@ -502,7 +501,7 @@ class NodeMachine:
         if assignment is None:
             return
         part.phase, part.pid, part.fail_reason, part.kill_at = "starting", None, None, None
-        part.port = 0
+        part.port = part.meeting_port = 0
         part.started_at, part.ready_at, part.answered_at = now, None, None
         part.misses, part.missing_since, part.sightings, part.pids = 0, None, 0, ()
         part.next_probe_at = now
@@ -523,6 +522,9 @@ class NodeMachine:
             yield from self._failed(key, part, now, reason)
             return
         part.port = port
+        if assignment.parts > 1 and key.part == 0:
+            meeting = starting.free_port(self.memory, self.policy, self._quarantine, now)
+            assignment = part.assignment = grouping.led(part, assignment, self.policy, meeting)
         yield reporting.starting(key, part, assignment.devices)
         yield s.SpawnEngine(reporting.start_of(key, part), assignment, part.port)
 
@@ -556,6 +558,8 @@ class NodeMachine:
         ended: s.EngineExited | None = None,
         at_once: bool = False,
     ) -> Iterator[Effect]:
+        if part.meeting_port:  # whoever has it may have been the reason
+            self._quarantine[part.meeting_port] = now + self.policy.port_quarantine_seconds
         served = now - part.ready_at if part.ready_at is not None else 0.0
         part.failures = 1 if served >= self.policy.backoff_reset_seconds else part.failures + 1
         pause = 0.0 if at_once else backoff_seconds(self.policy, key, part)
@@ -563,16 +567,9 @@ class NodeMachine:
         part.kill_at, part.retry_at = None, now + pause
         known = explain(part, ended)
         if served >= self.policy.backoff_reset_seconds:
-            self._forget_failing(part)
-        if part.failures >= self.policy.failing_after and not (known and known.everywhere):
-            detail = f"{key.replica} failed {part.failures} times in a row: {reason}"
-            failing = Failing(detail, now)
-            self.memory.failing |= dict.fromkeys(_devices(part), failing)
+            blaming.forgive(self.memory, part)
+        blaming.blame(self.memory, self.policy, key, part, reason, known, now)
         yield reporting.failed(key, part, reason, pause, ended, known)
-
-    def _forget_failing(self, part: EnginePart) -> None:
-        for uuid in _devices(part):
-            self.memory.failing.pop(uuid, None)
 
     def _leave(self, now: float) -> Iterator[Effect]:
         if self._left:
@@ -586,7 +583,3 @@ class NodeMachine:
         self._left = True
         yield Publish(e.NodeStopped(engines="stopped" if self._stop_on_leave else "left running"))
         yield s.Leave()
-
-
-def _devices(part: EnginePart) -> list[str]:
-    return [grant.uuid for grant in part.assignment.grants] if part.assignment else []

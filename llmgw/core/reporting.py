@@ -34,7 +34,12 @@ def _id(key: Key, part: EnginePart) -> _PartId:
 
 def starting(key: Key, part: EnginePart, devices: tuple[int, ...]) -> Publish:
     """Say that the engine is about to be started."""
-    return Publish(e.ReplicaStarting(**_id(key, part), port=part.port, devices=devices))
+    meeting_port = part.meeting_port or None
+    return Publish(
+        e.ReplicaStarting(
+            **_id(key, part), port=part.port, devices=devices, meeting_port=meeting_port
+        )
+    )
 
 
 def adopted(key: Key, part: EnginePart) -> Publish:

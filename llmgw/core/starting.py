@@ -68,7 +68,8 @@ def free_port(
     memory: Memory, policy: Policy, quarantine: Mapping[int, float], now: float
 ) -> int | None:
     """Return a port that no engine of this node has, one that rests only where no other is left."""
-    taken = {p.port for p in memory.parts.values() if p.phase not in AT_REST}
+    busy = [p for p in memory.parts.values() if p.phase not in AT_REST]
+    taken = {p.port for p in busy} | {p.meeting_port for p in busy}
     ports = range(policy.first_port, policy.last_port + 1)
     free = [port for port in ports if port not in taken]
     if not free:

@@ -14,7 +14,10 @@ from llmgw.hardware.types import Readings
 
 
 class NodeSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One measurement of a node. `readings` is absent when measuring failed; `error` says why."""
+    """One measurement of a node. `readings` is absent when measuring failed; `error` says why.
+
+    `progress` is the last line that engines printed which are coming up, by part: `r7/0`.
+    """
 
     wire: ClassVar[str] = "node.sample"
     version: ClassVar[int] = 1
@@ -24,3 +27,4 @@ class NodeSample(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     number: Whole
     readings: Readings | None = None
     error: str | None = None
+    progress: dict[str, str] = {}

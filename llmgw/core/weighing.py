@@ -8,23 +8,16 @@ nothing is known.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
 
-from llmgw.core.memory import EnginePart, Leak, Memory
+from llmgw.core.memory import EnginePart, Leak
 from llmgw.hardware.types import DeviceReading, Inventory, device_label
 
 MIB = 1 << 20
+_LITTLE_BYTES = 64 * MIB
+"""Less than any context of CUDA takes: a program may look at a device without using it."""
 
 Seen = Mapping[str, DeviceReading]
 """The newest reading of each device, by its UUID."""
-
-
-class Note(NamedTuple):
-    """A condition that the brain itself knows to hold, of a device by its UUID."""
-
-    uuid: str
-    name: str
-    detail: str
 
 
 def accelerators(part: EnginePart) -> tuple[str, ...]:
@@ -88,26 +81,24 @@ def astray(
         if uuid in given:
             continue
         for process in reading.processes or ():
-            if process.pid in pids:
+            held = process.memory_bytes
+            if process.pid in pids and (held is None or held >= _LITTLE_BYTES):
                 where = device_label(reading.id)
                 return f"its process {process.pid} is on device {where}, which it was not given"
     return None
 
 
-def is_unused(seen: Seen, part: EnginePart, pids: Collection[int], little_bytes: int) -> bool:
-    """Return whether no process of the engine is on any of its devices, and nothing else is."""
-    readings = [seen.get(uuid) for uuid in accelerators(part)]
-    return (
-        bool(readings)
-        and all(
-            reading is not None
-            and reading.processes == ()
-            and reading.memory_used_bytes is not None
-            and reading.memory_used_bytes < little_bytes
-            for reading in readings
-        )
-        and not pids
-    )
+def is_unused(seen: Seen, part: EnginePart, slack_bytes: int) -> bool:
+    """Return whether nobody is on the engine's devices, and no more is in use than before it."""
+    uuids = accelerators(part)
+    return bool(uuids) and all(_is_as_before(seen.get(u), part, slack_bytes) for u in uuids)
+
+
+def _is_as_before(reading: DeviceReading | None, part: EnginePart, slack_bytes: int) -> bool:
+    if reading is None or reading.processes != () or reading.memory_used_bytes is None:
+        return False
+    before = part.empty_bytes.get(reading.uuid)
+    return before is not None and reading.memory_used_bytes <= before + slack_bytes
 
 
 def leaks(seen: Seen, name: str, part: EnginePart, slack_bytes: int) -> Iterator[tuple[str, Leak]]:
@@ -140,12 +131,3 @@ def _sharing(uuid: str, inventory: Inventory | None) -> set[str]:
     pools = {d.uuid: d.memory_pool for d in inventory.devices if d.memory_pool is not None}
     pool = pools.get(uuid)
     return {other for other, of in pools.items() if of == pool and other != uuid} if pool else set()
-
-
-def notes(memory: Memory, seen: Seen, slack_bytes: int) -> Iterator[Note]:
-    """Yield what the brain itself knows of devices: `failing` and `occupied`."""
-    for uuid, failing in memory.failing.items():
-        yield Note(uuid, "failing", failing.detail)
-    for uuid, leak in memory.leaks.items():
-        held = still_held(seen.get(uuid), leak, slack_bytes)
-        yield Note(uuid, "occupied", held or f"{leak.part} has ended and was not seen to be gone")

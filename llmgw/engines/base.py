@@ -139,8 +139,6 @@ class Engine(Protocol):
     """Which of its versions open a MIG instance, which has no index."""
     request_counts: RequestCounts | None
     """Where it tells how many requests it has, so that it can be stopped when it has none."""
-    listens_itself: bool
-    """Whether what is started is what listens; a command may hand that to a container."""
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Return the command line for `request`."""

@@ -48,7 +48,6 @@ class Command:
     cards_by: Literal["uuid", "index"] = "uuid"
     instances = InstanceSupport()
     request_counts: RequestCounts | None = None
-    listens_itself = False
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Return the entry's own command with the placeholders filled in."""

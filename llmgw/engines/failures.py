@@ -30,6 +30,17 @@ CUDA_FAILURES = (
         "update the NVIDIA driver of the node, or install a build for an older CUDA",
     ),
     KnownFailure(
+        r"(?i)driver/library version mismatch",
+        "the driver was updated and the one of before is still loaded",
+        "reboot the node, or unload and load the NVIDIA modules",
+    ),
+    KnownFailure(
+        r"uncorrectable ECC error encountered|(?i:GPU is lost|has fallen off the bus)"
+        r"|unspecified launch failure|CUDA error: an illegal instruction",
+        "the card failed while the engine used it",
+        "run `llmgw doctor` on the node; `dmesg | grep -i xid` says what the driver saw",
+    ),
+    KnownFailure(
         r"(?i)No CUDA GPUs are available|no CUDA-capable device is detected"
         r"|CUDA error: invalid device ordinal|system not yet initialized",
         "the engine does not see the device that it was given",
@@ -39,6 +50,16 @@ CUDA_FAILURES = (
 )
 
 HOST_FAILURES = (
+    KnownFailure(
+        r"error while loading shared libraries: \S+|cannot open shared object file",
+        "a library that the engine was built with is not on the node",
+        "install it, or a build of the engine that brings it; libcuda.so comes with the driver",
+    ),
+    KnownFailure(
+        r"ModuleNotFoundError: No module named",
+        "the engine's Python environment is not complete",
+        "install the engine again in an environment of its own",
+    ),
     KnownFailure(
         r"(?i)address already in use|couldn't bind HTTP server socket|errno 98\b",
         "another program listens on the port that the engine was given",
@@ -54,6 +75,7 @@ HOST_FAILURES = (
         r"RepositoryNotFoundError|RevisionNotFoundError|is not a valid model identifier",
         "there is no such repository or revision, or the node may not see it",
         "check `source` and `revision`; a private repository needs HF_TOKEN",
+        everywhere=True,
     ),
     KnownFailure(
         r"LocalEntryNotFoundError|OfflineModeIsEnabled|ConnectionError.*huggingface"

@@ -104,12 +104,14 @@ _FAILURES = (
         r"|quantized V cache was requested, but this requires Flash Attention",
         "the values of the KV cache can be quantised only with flash attention, which is off here",
         "leave `--flash-attn off` out of `args`, or write f16 for the value of `kv_cache_dtype`",
+        everywhere=True,
     ),
     KnownFailure(
         r"error: invalid argument|error while handling argument"
         r"|takes only the common arguments",
         "llama-server does not know an argument, or not with that value",
         "correct `args` in the catalog, or install the version of llama-server that knows them",
+        everywhere=True,
     ),
     *CUDA_FAILURES,
     *HOST_FAILURES,
@@ -149,7 +151,6 @@ class LlamaCpp:
     request_counts: RequestCounts | None = RequestCounts(
         "/metrics", ("llamacpp:requests_processing", "llamacpp:requests_deferred")
     )
-    listens_itself = True
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Return the command line of `llama-server` for `request`."""

@@ -72,6 +72,7 @@ _FAILURES = (
         r"(?i)is not divisible by .*(?:tp|tensor)|heads .* must be divisible",
         "the model's attention heads cannot be shared evenly by that many cards",
         "choose a `tp` that divides the model's number of attention heads (1, 2, 4 or 8 fit most)",
+        everywhere=True,
     ),
     KnownFailure(
         r"Not enough memory\. Please try to increase --mem-fraction-static",
@@ -82,6 +83,7 @@ _FAILURES = (
         r"error: unrecognized arguments|error: argument ",
         "SGLang does not know an argument, or not with that value",
         "correct `args` in the catalog, or install the version of SGLang that knows them",
+        everywhere=True,
     ),
     *CUDA_FAILURES,
     *HOST_FAILURES,
@@ -112,7 +114,6 @@ class Sglang:
     request_counts: RequestCounts | None = RequestCounts(
         "/metrics", ("sglang:num_running_reqs", "sglang:num_queue_reqs")
     )
-    listens_itself = True
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Return the command line of `sglang serve` for `request`."""

@@ -91,6 +91,7 @@ _FAILURES = (
         r"|attention heads .* must be divisible",
         "the model's attention heads cannot be shared evenly by that many cards",
         "choose a `tp` that divides the model's number of attention heads (1, 2, 4 or 8 fit most)",
+        everywhere=True,
     ),
     KnownFailure(
         r"larger than the maximum number of tokens that can be stored in KV cache"
@@ -112,6 +113,7 @@ _FAILURES = (
         r"vllm serve: error: |error: unrecognized arguments|error: argument ",
         "vLLM does not know an argument, or not with that value",
         "correct `args` in the catalog, or install the version of vLLM that knows them",
+        everywhere=True,
     ),
     KnownFailure(
         r"Model architectures? \[.*\] (?:are|is) not supported",
@@ -154,7 +156,6 @@ class Vllm:
     request_counts: RequestCounts | None = RequestCounts(
         "/metrics", ("vllm:num_requests_running", "vllm:num_requests_waiting")
     )
-    listens_itself = True
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Return the command line of `vllm serve` for `request`."""

@@ -165,6 +165,8 @@ def check_free(path: Path, force: bool) -> None:
         raise UsageError(f"{path} is a folder: name the file to write")
     if path.exists() and not force:
         raise UsageError(f"{path} is there already: choose another name, or overwrite with --force")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is no regular file, and is not replaced: choose another name")
 
 
 def _put_in_place(unfinished: Path, path: Path) -> None:
@@ -435,6 +437,8 @@ async def open_archive(path: Path) -> AsyncIterator[Archive]:
 def _read_header(path: Path) -> _Header:
     """Return what the header of a SQLite file says (https://sqlite.org/fileformat2.html, 1.3)."""
     try:
+        if not (path.is_file() or path.is_dir()) and path.exists():
+            raise UsageError(f"{path} is no regular file: an archive is one")
         with path.open("rb") as file:
             header = file.read(_HEADER_BYTES)
             size_bytes = os.fstat(file.fileno()).st_size

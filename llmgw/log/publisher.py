@@ -30,7 +30,8 @@ from llmgw.log.setup import (
 
 BATCH_MESSAGES = 1_000
 BATCH_BYTES = 4 * 1024 * 1024
-ACK_TIMEOUT_SECONDS = 5.0
+ACK_TIMEOUT_SECONDS = 2.0
+"""Short, since asking again is safe: what the old leader of a stream took is answered by nobody."""
 SAMPLE_BUFFER_BYTES = 256 * 1024
 
 _WINDOW = 128

@@ -18,7 +18,7 @@ from llmgw.log.session import NoAnswer, NoResponders, Session
 
 T = TypeVar("T")
 
-API_TIMEOUT_SECONDS = 5.0
+API_TIMEOUT_SECONDS = 2.0
 MAX_MESSAGE_BYTES = 1024 * 1024 + 64 * 1024
 DUPLICATE_WINDOW_SECONDS = 120
 TELEMETRY_AGE_SECONDS = 15 * 60

@@ -7,10 +7,9 @@ real ones; what is pretended is only what a shell does: storing, sending, spawni
 
 from __future__ import annotations
 
-import random
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -19,16 +18,24 @@ from llmgw import wire
 from llmgw.core import events as e
 from llmgw.core import stimuli as s
 from llmgw.core.cluster import Cluster
-from llmgw.core.commands import Assignment, SetAssignments
+from llmgw.core.commands import SetAssignments
 from llmgw.core.decide import decide
 from llmgw.core.fold import apply
 from llmgw.core.memory import Memory, Policy, digest
 from llmgw.core.node import NodeMachine
 from llmgw.core.records import Record
 from llmgw.errors import AppendRefused
-from llmgw.hardware.types import CardReading, Device, DeviceReading, Inventory, Readings
+from llmgw.hardware.types import (
+    CardReading,
+    Device,
+    DeviceReading,
+    Inventory,
+    Readings,
+)
 from llmgw.testing.builders import CLUSTER, TIME
+from llmgw.testing.chance import Crash, Dice, Violation
 from llmgw.testing.invariants import check, restored, snapshot
+from llmgw.testing.simulated_devices import TELLINGS, Engine, Remains, Telling, reading
 
 POLICY = Policy(
     first_port=18100,
@@ -38,36 +45,18 @@ POLICY = Policy(
     liveness_seconds=1.0,
     liveness_failures=3,
     port_quarantine_seconds=5.0,
+    weigh_seconds=3.0,
+    freed_seconds=6.0,
+    failing_after=3,
+    failing_seconds=10.0,
 )
 
 DEDUPLICATED_MESSAGES = 30
 """How far back the log recognises a message id, as JetStream's duplicate window does."""
 
 
-class Violation(AssertionError):
-    """A promise was broken; the message says which, and where."""
-
-
-class Crash(Exception):
-    """The process under the simulation ends here."""
-
-
-class Dice:
-    """The only source of chance. `calm` ends all faults."""
-
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)  # noqa: S311
-        self.calm = False
-        self.injected: Counter[str] = Counter()
-        kinds = ("crash", "engine", "message", "machine")
-        self.rates = {kind: self.random.choice((0.0, 0.02, 0.06)) for kind in kinds}
-
-    def fault(self, kind: str, name: str, weight: float = 1.0) -> bool:
-        """Return whether the fault happens here and now, and count it if so."""
-        if self.calm or self.random.random() >= self.rates[kind] * weight:
-            return False
-        self.injected[name] += 1
-        return True
+ASKED_TWICE = 5
+"""Of so many answers of `decide` one is asked for again, of a state from a snapshot."""
 
 
 class Stored(NamedTuple):
@@ -84,6 +73,7 @@ class Log:
 
     def __init__(self, dice: Dice) -> None:
         self.messages: list[Stored] = []
+        self.checked = 0
         self._ids: dict[str, int] = {}
         self._fenced = 0
         self._dice = dice
@@ -136,6 +126,8 @@ class Controller:
         self._numbers = 0
         self._lives = 0
         self._fence = 0
+        self._decided = -1
+        self._answers = 0
 
     @property
     def leads(self) -> bool:
@@ -148,10 +140,16 @@ class Controller:
         return len(self._log.messages) - self.state.sequence
 
     def fold(self, most: int) -> None:
-        """Fold up to `most` messages, checking every invariant after each."""
+        """Fold up to `most` messages, checking every invariant after each that nobody has checked.
+
+        What others fold from the same messages is the same state: the end compares them.
+        """
+        state, log = self.state, self._log
         for _ in range(min(most, self.behind)):
-            apply(self.state, self._log.record(self.state.sequence))
-            check(self.state)
+            apply(state, log.record(state.sequence))
+            if state.sequence > log.checked:
+                log.checked = state.sequence
+                check(state)
         self._fence = max(self._fence, self.state.last_controller_sequence)
 
     def restart(self) -> None:
@@ -159,6 +157,7 @@ class Controller:
         kept = restored(snapshot(self.state)) if self._dice.random.random() < 0.5 else Cluster()
         self.state, self._term, self._lives = kept, 0, self._lives + 1
         self._fence = self.state.last_controller_sequence
+        self._decided = -1
         self.planned.clear()
 
     def stand(self) -> None:
@@ -177,10 +176,20 @@ class Controller:
         if self.planned:
             self._append(self.planned.popleft())
         elif self.behind == 0 or self._dice.random.random() < 0.2:
-            intentions = decide(self.state)
-            if [*map(str, intentions)] != [*map(str, decide(restored(snapshot(self.state))))]:
+            self._decide()
+
+    def _decide(self) -> None:
+        """Ask again only after a change, as the shell does; now and then ask twice."""
+        if self.state.sequence == self._decided:
+            return
+        self._decided = self.state.sequence
+        intentions = decide(self.state)
+        self._answers += bool(intentions)
+        if intentions and self._answers % ASKED_TWICE == 0:
+            again = decide(restored(snapshot(self.state)))
+            if [*map(str, intentions)] != [*map(str, again)]:
                 raise Violation("the same state gave two answers")
-            self.planned.extend(intentions)
+        self.planned.extend(intentions)
 
     def _append(self, intention: e.ControllerEvent | SetAssignments) -> None:
         if self._dice.fault("crash", "controller died before an append"):
@@ -202,28 +211,17 @@ class Controller:
             raise Crash
 
 
-class Engine(msgspec.Struct):
-    """One engine process. It outlives the agent, and not the machine."""
-
-    start: s.Start
-    assignment: Assignment
-    pid: int
-    port: int
-    loading: int
-    dying: int | None = None
-    deaf: bool = False
-    hung: bool = False
-
-
 class Agent:
     """One machine: hardware, engines, what is on its disk, and the agent that may run there."""
 
     def __init__(self, name: str, devices: list[Device], log: Log, dice: Dice) -> None:
         self.name = name
         self.devices = devices
+        self.dice = dice
         self.machine: NodeMachine | None = None
         self.connected = True
         self.engines: list[Engine] = []
+        self.remains: list[Remains] = []
         self.spawned: set[s.Start] = set()
         self.wiped = False
         self.first_command = sys.maxsize
@@ -238,7 +236,11 @@ class Agent:
         self._memory = msgspec.json.encode(Memory())
         self._outbox: deque[wire.Outgoing] = deque()
         self._hot = False
+        self._is_named = True
         self._measured = False
+        self._carvings = 0
+        self._hidden: list[Device] = []
+        self._tells: Telling = dice.random.choice(TELLINGS)
 
     # --- the life of the agent and its machine ----------------------------------------------------
 
@@ -250,7 +252,7 @@ class Agent:
         self._lives, self._numbers = self._lives + 1, 0
         rebooted = self._agent_boot not in (0, self._boots)
         self._agent_boot = self._boots
-        self._measured = False
+        self._measured, self._is_named = False, True
         found = [s.EngineFound(x.start, x.pid, x.port, digest(x.assignment)) for x in self.engines]
         self._dice.random.shuffle(found)
         self._take(s.AgentStarted(tuple(found), rebooted, self._inventory()))
@@ -264,6 +266,7 @@ class Agent:
         """The machine starts again: engines are gone, cards may have other numbers."""
         self.die()
         self.engines.clear()
+        self.remains.clear()
         self._boots += 1
         self._renumber()
 
@@ -274,6 +277,38 @@ class Agent:
         self._memory = msgspec.json.encode(Memory())
         self._outbox.clear()
         self._agent_boot = 0
+
+    def carve(self) -> None:
+        """MIG instances on which nothing runs are made anew, as the driver allows it."""
+        self._carvings += 1
+        taken = {grant.uuid for engine in self.engines for grant in engine.assignment.grants}
+        anew = [d for d in self.devices if d.profile is not None and d.uuid not in taken]
+        kept = [d for d in self.devices if d not in anew]
+        uuids = (f"{device.uuid.partition('/')[0]}/{self._carvings}" for device in anew)
+        carved = (
+            msgspec.structs.replace(device, uuid=uuid)
+            for device, uuid in zip(anew, uuids, strict=True)
+        )
+        self._have([*kept, *carved])
+
+    def hide_device(self) -> None:
+        """A card or instance is not seen any more, whatever runs on it."""
+        cards = [device for device in self.devices if device.device_class != "cpu"]
+        if cards and len(self.devices) > 1:
+            gone = self._dice.random.choice(cards)
+            self._hidden.append(gone)
+            self._have(device for device in self.devices if device is not gone)
+
+    def show_devices(self) -> None:
+        """What was hidden is seen again."""
+        if self._hidden:
+            hidden, self._hidden = self._hidden, []
+            self._have([*self.devices, *hidden])
+
+    def _have(self, devices: Iterable[Device]) -> None:
+        """Have other devices than before, and tell the agent."""
+        self.devices = sorted(devices, key=lambda device: device.id)
+        self._take(s.InventoryTaken(self._inventory()))
 
     def _inventory(self) -> Inventory:
         return Inventory(node=self.name, backend="nvml", devices=tuple(self.devices))
@@ -312,8 +347,10 @@ class Agent:
         """Whether nothing is under way but asking engines for their health."""
         waiting = any(not isinstance(fact, s.EngineAnswered) for fact in self.inbox)
         failing = any(engine.hung or engine.dying is not None for engine in self.engines)
+        parts = self.machine.memory.parts.values() if self.machine is not None else ()
+        failing = failing or bool(self.remains) or any(part.gone_at is not None for part in parts)
         under_way = waiting or failing or self._outbox or any(self._unread())
-        return self._measured and not under_way
+        return self._measured and self._is_named and not under_way
 
     def _unread(self) -> Iterator[tuple[int, SetAssignments]]:
         after = self.machine.memory.command_sequence if self.machine is not None else 0
@@ -348,8 +385,15 @@ class Agent:
 
     def _tick(self) -> None:
         self._now += 0.5
+        if self._is_named and self._dice.fault("message", "another agent has the name"):
+            self._is_named = False
+            self._take(s.NameTaken("another"))
+        elif not self._is_named and (self._dice.calm or self._dice.random.random() < 0.1):
+            self._is_named = True
+            self._take(s.NameTaken(None))
         if self._dice.random.random() < 0.1:
             self._measured = True
+            self.remains = [x for x in self.remains if not x.is_given_back()]
             self._take(self._sample())
         else:
             self._take(s.ClockTicked())
@@ -367,10 +411,15 @@ class Agent:
                     CardReading(index=d.card or 0, uuid=d.uuid, temperature_celsius=celsius)
                     for d in cards
                 ),
-                devices=tuple(DeviceReading(id=d.id, uuid=d.uuid) for d in self.devices),
+                devices=tuple(self._reading(device) for device in self.devices),
             ),
-            frozenset(engine.pid for engine in self.engines),
+            {engine.pid: engine.start for engine in self.engines},
         )
+
+    def _reading(self, device: Device) -> DeviceReading:
+        number = self.devices[0].id
+        engines = [x for x in self.engines if x.is_on(device) or (x.astray and device.id == number)]
+        return reading(device, engines, self.remains, self._tells)
 
     # --- what a shell does ------------------------------------------------------------------------
 
@@ -391,6 +440,8 @@ class Agent:
             self.first_command = min(self.first_command, fact.sequence)
         self._outbox.extend(self._encoded(x.event) for x in effects if isinstance(x, s.Publish))
         for effect in effects:
+            if isinstance(effect, s.Publish) and isinstance(effect.event, e.ReplicaBecameReady):
+                self._check_weight(effect.event)
             if self._dice.fault("crash", "agent died before an effect"):
                 self.die()
                 return
@@ -409,6 +460,10 @@ class Agent:
                 self._spawn(effect)
             case s.ProbeEngine():
                 self._probe(effect)
+            case s.CountRequests():
+                self._count(effect)
+            case s.MeasureDevices():
+                self.inbox.append(self._sample())
             case s.StopEngine():
                 self._signal(effect)
             case s.Leave():
@@ -422,11 +477,16 @@ class Agent:
         if self._dice.fault("engine", "port taken"):
             self.inbox.append(s.SpawnFailed(start, "in use", port_taken=True))
             return
+        if not self._is_named:
+            raise Violation(f"{self.name} starts {start} under a name that another agent has")
         self._check_spawn(effect)
         self._pids += 1
         self.spawned.add(start)
         loading = self._dice.random.randrange(6)
-        self.engines.append(Engine(start, effect.assignment, self._pids, effect.port, loading))
+        engine = Engine(start, effect.assignment, self._pids, effect.port, loading)
+        engine.astray = self._dice.fault("engine", "engine is on another device", 3)
+        engine.requests = self._dice.random.randrange(4)
+        self.engines.append(engine)
         self.inbox.append(s.EngineSpawned(start, self._pids))
 
     def _check_spawn(self, effect: s.SpawnEngine) -> None:
@@ -434,7 +494,8 @@ class Agent:
         uuids = {g.uuid for g in effect.assignment.grants}
         if not uuids <= {d.uuid for d in self.devices}:
             raise Violation(f"{self.name} starts {effect.start} on a device that is not there")
-        if len(uuids) != effect.assignment.entry.gpus:
+        entry = effect.assignment.entry
+        if len(uuids) * entry.nodes != entry.gpus:
             raise Violation(f"{self.name} starts {effect.start} on {len(uuids)} devices")
         shared = {d.uuid for d in self.devices if d.device_class == "cpu"}
         total = {d.uuid: d.memory_total_bytes or 0 for d in self.devices}
@@ -460,13 +521,26 @@ class Agent:
         """Ask once: what is being asked already is not asked again."""
         asked = (x.start for x in self.inbox if isinstance(x, s.EngineAnswered))
         if effect.start not in asked:
-            self.inbox.append(s.EngineAnswered(effect.start, self._health(effect)))
+            stranger = None
+            if self._dice.fault("engine", "a stranger answers", 1.5):
+                stranger = "pid 1 (stranger)"
+            self.inbox.append(s.EngineAnswered(effect.start, self._health(effect), stranger))
 
     def _health(self, effect: s.ProbeEngine) -> int | None:
         engine = self._engine(effect.start)
         if engine is None or engine.hung or engine.port != effect.port:
             return None
         return 503 if engine.loading else 200
+
+    def _count(self, effect: s.CountRequests) -> None:
+        """Tell how many requests there are; they end one after the other, or never."""
+        engine = self._engine(effect.start)
+        if engine is None or engine.hung:
+            self.inbox.append(s.EngineCounted(effect.start, None))
+            return
+        if not self._dice.fault("engine", "a request does not end", 10):
+            engine.requests = max(0, engine.requests - 1)
+        self.inbox.append(s.EngineCounted(effect.start, engine.requests))
 
     def _signal(self, effect: s.StopEngine) -> None:
         engine = self._engine(effect.start)
@@ -488,8 +562,30 @@ class Agent:
             if self._dice.fault("engine", "engine crashed"):
                 engine.dying = 0
             if engine.dying == 0:
-                self.engines.remove(engine)
-                if self.machine is not None:
-                    self.inbox.append(s.EngineExited(engine.start, None, 9, ""))
+                self._end(engine)
             elif engine.dying is not None:
                 engine.dying -= 1
+
+    def _end(self, engine: Engine) -> None:
+        """The engine is gone; what it had on its devices may stay there for a while."""
+        self.engines.remove(engine)
+        pid = engine.pid if self._dice.fault("engine", "process cannot be killed", 4) else None
+        if pid is not None or self._dice.fault("engine", "memory given back late", 4):
+            uuids = tuple(g.uuid for g in engine.assignment.grants if g.device_class != "cpu")
+            samples = self._dice.random.randrange(1, 8)
+            self.remains.append(Remains(uuids, engine.taken_bytes, pid, samples))
+        if self.machine is not None:
+            left = () if pid is None else (pid,)
+            self.inbox.append(s.EngineExited(engine.start, None, 9, "", left))
+
+    def _check_weight(self, said: e.ReplicaBecameReady) -> None:
+        """What a ready engine is said to take is what it takes, or nothing is said."""
+        start = s.Start(s.Key(said.replica, said.part), said.generation, said.attempt)
+        engine = self._engine(start)
+        if engine is None or not said.memory_bytes:
+            return
+        true_bytes = (engine.taken_bytes,) * len(engine.assignment.grants)
+        if self._tells == "nothing" or max(said.memory_bytes) > max(true_bytes):
+            raise Violation(f"{self.name} says that {start} takes {said.memory_bytes} bytes")
+        if self._tells == "memory" and said.memory_bytes != true_bytes:
+            raise Violation(f"{self.name} says {said.memory_bytes} of {true_bytes} of {start}")

@@ -1,22 +1,22 @@
 """A seeded simulation of a whole cluster under faults: the same seed gives the same history.
 
-    python -m llmgw.testing.simulator --seeds 1000
-    python -m llmgw.testing.simulator --seed 17 --seeds 1
-
 Two controllers, three machines and a log run the real core while processes die between any two
-steps, machines restart, folders are lost, messages come late, twice or not at all, and engines
-crash, hang and ignore signals. After every step the invariants are checked. Then the faults stop,
-and within a bound everything that is wanted must run, and nothing else.
+steps, machines restart, folders are lost, devices vanish, messages come late, twice or not at all,
+and engines crash, hang and ignore signals. After every step the invariants are checked. How a
+history ends depends on its mode:
+
+- `safety`: the faults stop, and within a bound everything that is wanted must run, nothing else.
+- `liveness`: a core is healed (one controller, the log, two machines) and the rest stays broken.
+  The core must come to serve all that fits on it, whatever the rest does.
+
+`llmgw.testing.simulating` runs many of them from the command line.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-import time
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Collection, Iterator
+from typing import Any, Literal
 
 import msgspec
 
@@ -30,17 +30,22 @@ from llmgw.core.decide import decide
 from llmgw.core.fold import apply
 from llmgw.core.placement import Held, Placed, place
 from llmgw.testing.builders import CLUSTER, TIME, applied, card, entry, instance, processor, whole
-from llmgw.testing.invariants import check, restored, snapshot
-from llmgw.testing.simulated import Agent, Controller, Crash, Dice, Log, Violation
+from llmgw.testing.chance import Crash, Dice, Violation
+from llmgw.testing.invariants import restored, snapshot
+from llmgw.testing.simulated import Agent, Controller, Log
 
 STEPS_WITH_FAULTS = 400
 STEPS_TO_CALM_DOWN = 6000
 
+Mode = Literal["safety", "liveness"]
+MODES: tuple[Mode, ...] = ("safety", "liveness")
+
 
 class Outcome(msgspec.Struct):
-    """What one seed came to. `violation` is `None` when every promise held."""
+    """What one history came to. `violation` is `None` when every promise held."""
 
     seed: int
+    mode: Mode
     steps: int
     injected: Counter[str]
     violation: str | None
@@ -48,24 +53,35 @@ class Outcome(msgspec.Struct):
 
 
 class Simulation:
-    """One seeded history."""
+    """One seeded history. Faults stop after `steps`; those named in `without` never happen."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(
+        self,
+        seed: int,
+        mode: Mode = "safety",
+        *,
+        steps: int = STEPS_WITH_FAULTS,
+        without: Collection[str] = (),
+    ) -> None:
+        self.seed, self.mode = seed, mode
         self.steps = 0
-        self.dice = Dice(seed)
+        self.dice = Dice(seed, without)
         self.log = Log(self.dice)
         self.controllers = [Controller(name, self.log, self.dice) for name in ("a", "b")]
         self.agents = list(self._machines())
+        self.core = self.agents
+        self._leading = self.controllers
+        self._steps_with_faults = steps
         self._asked = 0
 
     def _machines(self) -> Iterator[Agent]:
         cards = [card(0, domain="nvlink-0"), card(1, domain="nvlink-0"), card(2)]
         split = card(0, of_class="a100-80g", mig=True, uuid="GPU-split")
-        yield Agent("n1", [whole(c) for c in cards], self.log, self.dice)
+        yield Agent("n1", [whole(c) for c in cards], self.log, self.dice.share())
         instances = [instance(split, 0), instance(split, 1)]
-        yield Agent("n2", [processor(8), *instances], self.log, self.dice)
-        yield Agent("n3", [whole(card(0, uuid="GPU-n3")), processor(16)], self.log, self.dice)
+        yield Agent("n2", [processor(8), *instances], self.log, self.dice.share())
+        n3 = [whole(card(0, uuid="GPU-n3")), processor(16)]
+        yield Agent("n3", n3, self.log, self.dice.share())
 
     # --- the history ------------------------------------------------------------------------------
 
@@ -74,17 +90,28 @@ class Simulation:
         violation = None
         try:
             self._misbehave()
+            if self.mode == "liveness":
+                self._choose_a_core()
             self._calm_down()
             self._check_the_end()
         except AssertionError as error:
             violation = str(error)
-        return Outcome(self.seed, self.steps, self.dice.injected, violation, len(self.log.messages))
+        except Exception as error:  # noqa: BLE001 - what the core must never do: it is total
+            violation = f"{type(error).__name__}: {error}"
+        return Outcome(
+            self.seed,
+            self.mode,
+            self.steps,
+            self.dice.injected,
+            violation,
+            len(self.log.messages),
+        )
 
     def _misbehave(self) -> None:
         for agent in self.agents:
             agent.start()
         self._ask()
-        for _ in range(STEPS_WITH_FAULTS):
+        for _ in range(self._steps_with_faults):
             self._break_something()
             self._step()
 
@@ -92,7 +119,7 @@ class Simulation:
         self.steps += 1
         roll = self.dice.random.random()
         if roll < 0.35:
-            self._step_controller(self.dice.random.choice(self.controllers))
+            self._step_controller(self.dice.random.choice(self._leading))
         elif roll < 0.99 or self.dice.calm:
             self.dice.random.choice(self.agents).step()
         else:
@@ -110,7 +137,7 @@ class Simulation:
             controller.restart()
 
     def _has_leader(self) -> bool:
-        return any(controller.leads for controller in self.controllers)
+        return any(controller.leads for controller in self._leading)
 
     def _watch(self, controller: Controller) -> None:
         """Note who is silent and who is heard again, as the shell does from telemetry."""
@@ -161,81 +188,114 @@ class Simulation:
         yield entry("one", gib=choose((20, 30)), replicas=choose((0, 1, 2)), **variant)
         yield entry("shared", gib=choose((10, 20)), replicas=2, share=True, policy="pack", **quick)
         yield entry("vip", "l40s-*", gib=10, priority=choose((0, 3)), **quick)
+        two = {"engine": "vllm", "nodes": 2, "gpus": 2, "pp": 2, "priority": choose((0, 4))}
+        yield entry("gang", gib=30, **two, **quick)
         yield entry("slice", "a100-*-mig-*", "l40s-*", replicas=choose((1, 3)), **variant)
         yield entry("small", "cpu", gib=choose((3, 5)), replicas=choose((1, 2, 6)), **variant)
         yield entry("huge", "l40s-48g", "cpu", gib=100, **quick)
 
     def _break_something(self) -> None:
-        agent = self.dice.random.choice(self.agents)
-        if agent.machine is None:
-            if self.dice.random.random() < 0.1:
-                agent.start()
-        elif self.dice.fault("crash", "agent killed"):
-            agent.die()
-        elif self.dice.fault("machine", "machine rebooted", 0.5):
-            agent.reboot()
-        elif self.dice.fault("machine", "agent's folder lost", 0.3):
-            agent.wipe()
-        elif self.dice.fault("crash", "agent shut down", 0.5):
-            agent.inbox.append(s.ShutdownRequested(self.dice.random.random() < 0.5))
-        if not agent.connected:
-            agent.connected = self.dice.random.random() < 0.05
-        elif self.dice.fault("message", "agent cut off"):
-            agent.connected = False
+        self._break(self.dice.random.choice(self.agents))
         if self.dice.fault("crash", "controller killed", 0.5):
             self.dice.random.choice(self.controllers).restart()
 
+    def _break(self, agent: Agent) -> None:
+        """Perhaps break something about one machine, or mend what was broken."""
+        dice = agent.dice
+        if agent.machine is None:
+            if dice.random.random() < 0.1:
+                agent.start()
+        elif dice.fault("crash", "agent killed"):
+            agent.die()
+        elif dice.fault("machine", "machine rebooted", 0.5):
+            agent.reboot()
+        elif dice.fault("machine", "agent's folder lost", 0.3):
+            agent.wipe()
+        elif dice.fault("crash", "agent shut down", 0.5):
+            agent.inbox.append(s.ShutdownRequested(dice.random.random() < 0.5))
+        if dice.fault("machine", "instances carved anew", 0.5):
+            agent.carve()
+        if dice.fault("machine", "device not seen", 0.5):
+            agent.hide_device()
+        elif dice.random.random() < 0.02:
+            agent.show_devices()
+        if not agent.connected:
+            agent.connected = dice.random.random() < 0.05
+        elif dice.fault("message", "agent cut off"):
+            agent.connected = False
+
     # --- the end ----------------------------------------------------------------------------------
+
+    def _choose_a_core(self) -> None:
+        """Leave one machine broken for good, and one controller stopped where it is."""
+        choose = self.dice.random.choice
+        broken = choose(self.agents)
+        self.core = [agent for agent in self.agents if agent is not broken]
+        self._leading = [choose(self.controllers)]
+        broken.dice.rates = dict.fromkeys(broken.dice.rates, 0.06)
+        if choose((True, False)):
+            broken.connected = False
 
     def _calm_down(self) -> None:
         self.dice.calm = True
-        for agent in self.agents:
+        for agent in self.core:
+            agent.dice.calm = True
             agent.connected = True
+            agent.show_devices()
+        rest = [agent for agent in self.agents if agent not in self.core]
+        flapping = [agent for agent in rest if agent.connected]
         for step in range(STEPS_TO_CALM_DOWN):
             self._step()
-            for agent in self.agents:
+            for agent in self.core:
                 if agent.machine is None:
                     agent.start()
-            if step % 50 == 49 and self._is_settled():
+            for agent in flapping:
+                self._break(agent)
+            if step % 50 == 49 and self._unsettled() == "":
                 return
         raise Violation(f"not quiet after {STEPS_TO_CALM_DOWN} steps: {self._unsettled()}")
 
-    def _is_settled(self) -> bool:
-        return self._unsettled() == ""
-
     def _unsettled(self) -> str:
         """Return why this is not the end yet."""
-        busy = [a.name for a in self.agents if not a.quiet]
+        busy = [a.name for a in self.core if not a.quiet]
         if busy:
             return f"{', '.join(busy)} busy"
-        leaders = [c for c in self.controllers if c.leads and c.behind == 0 and not c.planned]
+        leaders = [c for c in self._leading if c.leads and c.behind == 0 and not c.planned]
         if not leaders:
             return "no leader that has folded all"
         state = leaders[0].state
         decisions = decide(state)
         if decisions:
             return f"still deciding: {decisions[0]}"
-        lost = [node.name for node in state.nodes.values() if node.lost or not node.started]
+        lost = [name for name in self._core_names if not _is_there(state, name)]
         if lost:
             return f"{', '.join(lost)} not there"
         return next(self._wrong(state), "")
 
+    @property
+    def _core_names(self) -> list[str]:
+        return [agent.name for agent in self.core]
+
     def _wrong(self, state: Cluster) -> Iterator[str]:
-        """Yield where what runs is not what is wanted."""
+        """Yield where what runs in the core is not what is wanted."""
+        core = {*self._core_names}
+        here = [r for r in state.replicas.values() if all(p.node in core for p in r.parts)]
+        away = [r for r in state.replicas.values() if r not in here and not _is_lost(state, r)]
         for model in state.models.values():
-            there = [r for r in state.replicas.values() if r.model == model.entry.name]
+            there = [r for r in here if r.model == model.entry.name]
             current = sum(1 for r in there if r.entry == model.one and not _is_leaving(state, r))
-            if current + model.missing != model.entry.replicas:
+            elsewhere = sum(1 for r in away if r.model == model.entry.name)
+            if not 0 <= model.entry.replicas - current - model.missing <= elsewhere:
                 yield f"{current} of {model.entry.replicas} {model.entry.name}"
-            if len(there) - current > model.missing:
+            if len(there) - current > model.missing + elsewhere:
                 yield f"{len(there) - current} outdated {model.entry.name}, {model.missing} missing"
             if model.missing and isinstance(place(state, model.entry, Held()), Placed):
                 yield f"{model.entry.name} fits and is not placed"
-        for replica in state.replicas.values():
+        for replica in here:
             if not _serves(replica):
                 yield f"{replica.name} is not serving: {replica.parts} retired: {replica.retired}"
-        for agent in self.agents:
-            yield from _wrong_engines(state, agent)
+        for agent in self.core:
+            yield from _wrong_engines(state, agent, {replica.name for replica in here})
 
     def _check_the_end(self) -> None:
         state = self._replayed()
@@ -243,11 +303,12 @@ class Simulation:
             controller.fold(controller.behind)
             if snapshot(controller.state) != snapshot(state):
                 raise Violation(f"controller {controller.name} does not hold what replay gives")
-        self._check_outcomes()
-        for agent in self.agents:
-            if not agent.wiped:
-                self._check_told(agent)
-        self._check_stays_quiet()
+        if self.mode == "safety":
+            self._check_outcomes()
+            for agent in self.agents:
+                if not agent.wiped:
+                    self._check_told(agent)
+            self._check_stays_quiet()
 
     def _replayed(self) -> Cluster:
         """Fold the log again, through a snapshot in its middle."""
@@ -255,7 +316,6 @@ class Simulation:
         middle = len(self.log.messages) // 2
         for index in range(len(self.log.messages)):
             apply(state, self.log.record(index))
-            check(state)
             if index == middle:
                 state = restored(snapshot(state))
         return state
@@ -313,6 +373,15 @@ class Simulation:
             raise Violation(f"not quiet: {news}")
 
 
+def _is_there(state: Cluster, name: str) -> bool:
+    node = state.nodes.get(name)
+    return node is not None and node.started and not node.lost
+
+
+def _is_lost(state: Cluster, replica: Replica) -> bool:
+    return any(state.nodes[part.node].lost for part in replica.parts)
+
+
 def _serves(replica: Replica) -> bool:
     return replica.retired is None and all(part.phase == "ready" for part in replica.parts)
 
@@ -321,56 +390,27 @@ def _is_leaving(state: Cluster, replica: Replica) -> bool:
     return any(state.nodes[part.node].draining for part in replica.parts)
 
 
-def _wrong_engines(state: Cluster, agent: Agent) -> Iterator[str]:
+def _wrong_engines(state: Cluster, agent: Agent, whole: set[str]) -> Iterator[str]:
+    """Yield what is wrong on a node of the core; of `whole` replicas all parts are there."""
     node = state.nodes[agent.name]
     wanted = {
         (replica.name, number)
         for replica in state.replicas.values()
         for number, part in enumerate(replica.parts)
-        if part.node == agent.name
+        if part.node == agent.name and replica.name in whole
     }
-    running = {tuple(engine.start.key) for engine in agent.engines}
+    torn = state.replicas.keys() - whole  # what becomes of these parts is open
+    keys = [tuple(engine.start.key) for engine in agent.engines]
+    running = {key for key in keys if key[0] not in torn}
     if wanted != running:
         yield f"{agent.name} runs {sorted(running)}, wanted are {sorted(wanted)}"
-    if node.strays or node.retiring or node.conditions:
+    if node.strays or node.retiring.keys() - torn or node.conditions:
         yield f"{agent.name} has {node.strays} {node.retiring} {node.conditions}"
     if not node.revision == node.commanded == node.ended:
         yield f"{agent.name} has ended {node.ended}, was told {node.commanded} of {node.revision}"
 
 
-# --- the command line -----------------------------------------------------------------------------
-
-
-def simulate(first_seed: int, seeds: int) -> Iterator[Outcome]:
-    """Run one simulation for each of `seeds` seeds, from `first_seed` up."""
-    for seed in range(first_seed, first_seed + seeds):
-        yield Simulation(seed).run()
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run seeds and print what happened; the exit status is 1 if a promise was broken."""
-    parser = argparse.ArgumentParser(prog="python -m llmgw.testing.simulator", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=200, help="how many histories to run")
-    parser.add_argument("--seed", type=int, help="the first seed (default: the time)")
-    given = parser.parse_args(arguments)
-    first = given.seed if given.seed is not None else int(time.time()) % 1_000_000
-    steps, violations = 0, 0
-    injected: Counter[str] = Counter()
-    for outcome in simulate(first, given.seeds):
-        steps += outcome.steps
-        injected += outcome.injected
-        if outcome.violation is not None:
-            violations += 1
-            print(f"seed {outcome.seed}: {outcome.violation}", file=sys.stderr)  # noqa: T201
-            print(f"  again: --seed {outcome.seed} --seeds 1", file=sys.stderr)  # noqa: T201
-    for name, count in sorted(injected.items()):
-        print(f"  {count:7} {name}")  # noqa: T201
-    print(  # noqa: T201
-        f"{given.seeds} seeds from {first}, {steps} steps, {injected.total()} faults injected, "
-        f"{violations} violations"
-    )
-    return 1 if violations else 0
-
-
 if __name__ == "__main__":
+    from llmgw.testing.simulating import main
+
     raise SystemExit(main())

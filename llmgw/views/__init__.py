@@ -45,6 +45,8 @@ def shown(
         return status(state, cluster)
     if view == "devices":
         return devices(state, samples)
+    if view == "replicas":
+        return replicas(state, samples)
     return VIEWS[view](state)
 
 

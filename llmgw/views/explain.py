@@ -37,9 +37,9 @@ _COMINGS = e.NodeStarted | e.NodeStopped
 class Step(Row, frozen=True, kw_only=True):
     """One record of the chain.
 
-    `because` are the sequences that it names as its ground. `reasons` and `refusals` are those
-    that it recorded. `void` is why it changed nothing. `changed` is what it changed of what is
-    told about, as `field: before → after`, where that was asked for.
+    `because` are the sequences that it names as its ground. `reasons`, `score` and `refusals` are
+    those that it recorded (see `ReplicaAssigned`). `void` is why it changed nothing. `changed` is
+    what it changed of what is told about, as `field: before → after`, where that was asked for.
     """
 
     sequence: int
@@ -50,6 +50,7 @@ class Step(Row, frozen=True, kw_only=True):
     summary: str
     because: tuple[int, ...] = ()
     reasons: tuple[str, ...] = ()
+    score: dict[str, int] = {}
     refusals: dict[str, int] = {}
     void: str | None = None
     changed: tuple[str, ...] = ()
@@ -338,6 +339,7 @@ def step_of(record: Record, void: str | None, changed: tuple[str, ...] = ()) -> 
         summary=summary(body),
         because=_because(record),
         reasons=_reasons(body) if decided else (),
+        score=getattr(body, "score", {}) if decided else {},
         refusals=getattr(body, "refusals", {}) if decided else {},
         void=void,
         changed=changed,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from llmgw.core.cluster import Cluster, Part, Replica
+from llmgw.core.telemetry import NodeSample
 from llmgw.core.values import Phase
 from llmgw.views.shared import Row, as_time, labels, part_phase
 
@@ -12,7 +15,8 @@ class ReplicaRow(Row, frozen=True, kw_only=True):
 
     `address` is where it answers, as `host:port`, while it is believed to run. `since` is when it
     came into its phase, by the log's clock. `reason`, `meaning`, `advice` and `output` are of
-    its last failure or stop; `retired` says why it is not wanted any more.
+    its last failure or stop; `retired` says why it is not wanted any more. `progress` is what an
+    engine that is coming up printed last, there only with a sample of its node.
     """
 
     replica: str
@@ -37,10 +41,10 @@ class ReplicaRow(Row, frozen=True, kw_only=True):
     placed_because: tuple[str, ...] = ()
 
 
-def replicas(state: Cluster) -> list[ReplicaRow]:
-    """Return every part of every replica, oldest replica first."""
+def replicas(state: Cluster, samples: Mapping[str, NodeSample] | None = None) -> list[ReplicaRow]:
+    """Return every part of every replica, oldest first; `samples` maps nodes to their newest."""
     return [
-        _row(state, replica, number, part)
+        _row(state, replica, number, part, (samples or {}).get(part.node))
         for replica in sorted(state.replicas.values(), key=_age)
         for number, part in enumerate(replica.parts)
     ]
@@ -51,8 +55,11 @@ def _age(replica: Replica) -> tuple[int, str]:
     return (int(digits) if digits.isdecimal() else 0, replica.name)
 
 
-def _row(state: Cluster, replica: Replica, number: int, part: Part) -> ReplicaRow:
+def _row(
+    state: Cluster, replica: Replica, number: int, part: Part, sample: NodeSample | None
+) -> ReplicaRow:
     phase = part_phase(state, part)
+    progress = sample.progress.get(f"{replica.name}/{number}") if sample is not None else None
     return ReplicaRow(
         replica=replica.name,
         part=number,
@@ -72,6 +79,7 @@ def _row(state: Cluster, replica: Replica, number: int, part: Part) -> ReplicaRo
         meaning=part.meaning,
         advice=part.advice,
         output=part.output or None,
+        progress=progress if phase == "starting" else None,
         placed_because=replica.reasons,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from llmgw.core import events as e
 from llmgw.core.commands import SetAssignments
+from llmgw.core.demand import GIB
 from llmgw.core.records import Body, NewerVersion, UnknownType, Unreadable
 from llmgw.hardware.types import device_label
 from llmgw.views.shared import labels
@@ -23,6 +24,16 @@ def counted(refusals: Mapping[str, int]) -> str:
     """Return refusals in words, the most frequent first: `5 in use, 3 mig-empty`."""
     ordered = sorted(refusals.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count} {reason}" for reason, count in ordered)
+
+
+def chosen(score: Mapping[str, int]) -> str:
+    """Return in words what devices were chosen by, the most important first; "" if by nothing.
+
+    What is zero spoke neither for nor against them, and is left out; what is left over is said.
+    """
+    said = [say(score[name]) for name, say in _SCORES.items() if name in score]
+    said += [f"{value} {name}" for name, value in score.items() if name not in _SCORES]
+    return ", ".join(words for words in said if words)
 
 
 def classes(names: Iterable[str]) -> str:
@@ -112,6 +123,16 @@ def _command(body: SetAssignments) -> str:
     wanted = ", ".join(a.replica for a in body.assignments) or "nothing"
     return f"revision {body.revision}: run {wanted}"
 
+
+_SCORES: Mapping[str, Callable[[int], str]] = {
+    "avoided": lambda n: "a device that is better avoided" if n else "",
+    "labels": lambda n: f"{_plural(n, 'preferred label')} missed" if n else "",
+    "same_model": lambda n: f"{n} more of the model there" if n else "",
+    "apart": lambda n: "NVLink not as liked" if n else "",
+    "spare_bytes": lambda n: f"{n / GIB:.1f} GiB to spare",
+    "left_free": lambda n: f"{n} left free beside",
+}
+"""The parts of a score in words, in the order in which they count."""
 
 _WORDS: Mapping[type[Any], Callable[[Any], str]] = {
     e.NodeStarted: _node_started,

@@ -164,7 +164,7 @@ def test_a_sample_of_before_its_health_was_good_does_not_weigh_it() -> None:
 
 def test_ready_waits_a_moment_for_the_sample_and_no_longer() -> None:
     agent = loading().given(answered(200))
-    agent.when(TICK, after=1.9).then("probe r1/0 attempt 1 on port 18100")
+    agent.when(TICK, after=4.9).then("probe r1/0 attempt 1 on port 18100")
     agent.when(TICK, after=0.2)
     assert taken(agent) == ()
     assert phase(agent) == "ready"
@@ -203,20 +203,27 @@ def test_an_engine_on_a_device_that_it_was_not_given_is_ended_and_says_where() -
     assert failed.advice is not None
 
 
+def test_a_look_at_another_device_is_no_use_of_it() -> None:
+    agent = loading().given(answered(200))
+    readings = sample({0: (21, [(77, 20)]), 1: (2, [(77, 0)])}, OWN)
+    agent.given(readings).when(readings, readings).then()
+
+
 def test_the_processes_of_others_are_where_they_like() -> None:
     agent = loading().given(answered(200))
     others = sample({0: (21, [(77, 20)]), 1: (2, [(9, 1)])}, OWN)
-    agent.when(others, others, others)
-    assert phase(agent) == "ready"
+    agent.given(others).when(others, others)
+    assert not any(isinstance(x, s.StopEngine) for x in agent.effects)
 
 
 def test_process_ids_of_another_name_space_say_nothing() -> None:
     agent = loading().given(answered(200))
     readings = sample({0: (21, [(77, 20)]), 1: (2, [(77, 1)])}).readings
     elsewhere = s.SampleTaken(readings, OWN, same_ids=False)
-    agent.when(elsewhere, elsewhere)
-    assert phase(agent) == "ready"
+    agent.when(elsewhere)
     assert taken(agent) == ()
+    agent.when(elsewhere, elsewhere)
+    assert not any(isinstance(x, s.StopEngine) for x in agent.effects)
 
 
 def test_an_engine_that_serves_without_its_device_is_told_of() -> None:
@@ -236,7 +243,7 @@ def stopping() -> Agent:
     """An agent whose engine r1 was weighed, is stopped and has just ended."""
     agent = loading().given(answered(200), sample({0: (21, [(77, 20)])}, OWN))
     agent.given(agent.command(), uncounted())
-    return agent.when(exited())
+    return agent.when(exited(), after=0.1)
 
 
 def test_a_stop_is_told_once_the_device_has_its_memory_back() -> None:
@@ -265,6 +272,19 @@ def test_what_a_dead_engine_does_not_give_back_is_told_after_a_while() -> None:
     assert conditions(agent) == {0: "occupied: r1/0 has ended, but 20480 MiB were not given back"}
     agent.when(EMPTY, after=60)
     assert published(agent) == [e.NodeConditionsChanged(conditions=())]
+
+
+def test_a_device_that_is_not_measured_any_more_is_not_accused() -> None:
+    """A person had NVML released, or the driver hangs: what was seen last is old."""
+    agent = stopping().when(TICK, after=15)
+    assert "r1/0" not in agent.memory.parts
+    agent.when(s.HardwareUnreadable("released"))
+    assert conditions(agent) == {}
+
+
+def test_old_samples_make_nobody_wait_for_new_ones() -> None:
+    agent = loading().when(answered(200), after=61)
+    assert taken(agent) == ()
 
 
 def test_nothing_starts_on_a_device_before_it_is_free_of_the_engine_before() -> None:

@@ -202,3 +202,24 @@ def test_the_rank_of_a_model_changes_without_a_restart() -> None:
 def test_two_of_one_rank_get_their_turn_in_the_order_of_the_catalog() -> None:
     story = Story().given(*joined("n1", card(0)), elected(), applied(entry("b"), entry("a")))
     assert story.decided().state.replicas["r1"].model == "b"
+
+
+def test_room_that_opens_piece_by_piece_is_kept_for_whom_it_was_made() -> None:
+    story = serving(entry("m", replicas=2), nodes=[joined("n1", card(0), card(1))])
+    pair = entry("pair", gpus=2, priority=1)
+    story.given(applied(entry("m", replicas=2), pair)).decided()
+    assert where(story) == {}
+    gone("r1", story)
+    assert where(story.decided()) == {}
+    gone("r2", story)
+    assert [story.state.replicas[name].model for name in where(story.decided())] == ["pair"]
+
+
+def test_two_that_displace_at_once_take_different_places() -> None:
+    story = serving(entry("m", replicas=2), nodes=[joined("n1", card(0), card(1))])
+    vips = [entry("a", priority=2), entry("b", priority=1)]
+    story.given(applied(entry("m", replicas=2), *vips)).decided()
+    assert story.state.void == 0
+    gone("r1", story)
+    gone("r2", story)
+    assert {story.state.replicas[n].model for n in where(story.decided())} == {"a", "b"}

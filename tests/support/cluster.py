@@ -222,6 +222,18 @@ class OnLog(Programs):
             message.subject, message.payload, message_id=message.message_id
         )
 
+    # --- programs on it ---------------------------------------------------------------------
+
+    def controller(self, node: str = "k1", **settings: object) -> Program:
+        """Start a controller."""
+        settings = {"node": node, "data": self.folder / node} | settings
+        return self.start("controller", "run", nats_url=self.url, **settings)
+
+    def agent(self, node: str = "n1", *flags: str, **settings: object) -> Program:
+        """Start an agent; one started again under the same name is the same agent."""
+        settings = {"node": node, "data": self.folder / node, "sample_seconds": 0.5} | settings
+        return self.start("agent", "run", *flags, nats_url=self.url, **settings)
+
     # --- what the log says -------------------------------------------------------------------
 
     def events(self, kind: type[E], **fields: object) -> list[E]:
@@ -298,16 +310,6 @@ class Cluster(OnLog):
     def __init__(self, folder: Path, server: EmbeddedServer, log: JetStreamLog) -> None:
         super().__init__(folder, server.url, log)
         self.server = server
-
-    def controller(self, node: str = "k1", **settings: object) -> Program:
-        """Start a controller."""
-        settings = {"node": node, "data": self.folder / node} | settings
-        return self.start("controller", "run", nats_url=self.url, **settings)
-
-    def agent(self, node: str = "n1", *flags: str, **settings: object) -> Program:
-        """Start an agent; one started again under the same name is the same agent."""
-        settings = {"node": node, "data": self.folder / node, "sample_seconds": 0.5} | settings
-        return self.start("agent", "run", *flags, nats_url=self.url, **settings)
 
     async def kill_server(self) -> None:
         """End the nats-server as a power cut would."""

@@ -18,6 +18,7 @@ from llmgw.testing.builders import (
 from llmgw.testing.simulator import Simulation
 from llmgw.views.chain import Chain
 from llmgw.views.explain import Explanation, Explanations, explain
+from llmgw.views.summaries import chosen
 
 M = entry("m", "cpu", gib=5)
 READY = e.ReplicaBecameReady(
@@ -58,6 +59,29 @@ def test_a_replica_is_explained_from_the_catalog_to_its_engine() -> None:
     assigned = found.steps[2]
     assert assigned.because == (found.steps[0].sequence, found.steps[1].sequence)
     assert assigned.reasons == ("n1: cpu of class cpu (asked: cpu)",)
+
+
+def test_what_devices_were_chosen_by_is_shown_as_it_was_recorded() -> None:
+    story = serving(entry("m", gib=30, replicas=2), nodes=[joined("n1", card(0), card(1), card(2))])
+    steps = [step for step in why(story, "m").steps if step.type == "replica.assigned"]
+    recorded = [r.body.score for r in story.records if isinstance(r.body, e.ReplicaAssigned)]
+    assert [step.score for step in steps] == recorded
+    assert [(s.score["same_model"], s.score["left_free"]) for s in steps] == [(0, 2), (1, 1)]
+    assert chosen(steps[0].score) == "18.0 GiB to spare, 2 left free beside"
+    assert chosen(steps[1].score) == (
+        "1 more of the model there, 18.0 GiB to spare, 1 left free beside"
+    )
+
+
+def test_a_score_is_told_in_the_order_in_which_its_parts_count_and_what_is_new_by_its_name() -> (
+    None
+):
+    told = {"later": 7, "left_free": 0, "apart": 1, "same_model": 0, "labels": 2, "avoided": 1}
+    assert chosen(told) == (
+        "a device that is better avoided, 2 preferred labels missed, NVLink not as liked, "
+        "0 left free beside, 7 later"
+    )
+    assert chosen({}) == ""
 
 
 def test_a_model_without_a_place_is_explained_by_the_refusals_that_were_recorded() -> None:

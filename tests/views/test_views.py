@@ -168,6 +168,15 @@ class TestReplicas:
         assert row["phase"] == "starting"
         assert not {"address", "pid", "reason"} & row.keys()
 
+    def test_a_starting_replica_says_how_far_its_engine_is(self) -> None:
+        history = starting(assigned(served(led(started(History())), entry())))
+        progress = {"r1/0": "Loading weights took 3.14 seconds"}
+        samples = {"n1": NodeSample(node="n1", session="s", number=1, progress=progress)}
+        (row,) = views.replicas(history.state, samples)
+        assert row.progress == "Loading weights took 3.14 seconds"
+        (row,) = views.replicas(ready(history).state, samples)
+        assert row.progress is None, "an old sample says nothing of it now"
+
     def test_a_failed_replica_says_why_and_what_to_do(self) -> None:
         (row,) = views.replicas(failed(serving()).state)
         assert (row.phase, row.failures, row.address) == ("failed", 1, None)
