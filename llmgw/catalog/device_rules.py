@@ -63,6 +63,7 @@ def _check_class(draft: Draft, report: Report) -> None:
         elif near is not None:
             draft.warn("class", f"{name} is no known card; is {near} meant?", report)
     instance = next(filter(classes.is_instance, names), None)
+    one_each = draft.values.get("gpus", 1) == draft.values.get("nodes", 1)
     for size in [size for size in _SIZES if size in draft.lines]:
         number = draft.values.get(size, 1)
         if number > 1 and instance is not None:
@@ -71,7 +72,7 @@ def _check_class(draft: Draft, report: Report) -> None:
                 "instance, and instances have no NVLink; use whole cards or write 1"
             )
             draft.problem(size, said, report)
-        elif number > 1 and classes.PROCESSOR in names:
+        elif number > 1 and classes.PROCESSOR in names and not one_each:
             said = f"{number} does not go with the class cpu: a node has one processor device"
             draft.problem(size, said, report)
     engine = draft.engine

@@ -11,6 +11,8 @@ lock for each part of a replica shows when two engines run for one part, however
     child=bare      has one without the engine's environment
     ignore=term     takes no SIGTERM           ready=FILE    answers 503 until FILE is there
     health=STATUS   answers the health endpoint with STATUS
+    gang=ADDRESS    is one part of several: part 0 waits there for the others before it is well,
+                    the others come there, and each ends when it loses one of them
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 
@@ -73,6 +76,28 @@ def _serve(port: int, options: dict[str, str]) -> None:
                 connection.sendall(f"{head}Connection: close\r\n\r\n".encode() + body)
 
 
+def _join(address: str) -> None:
+    """Meet the other parts, and end when one of them is gone."""
+    part, parts = int(os.environ["LLMGW_PART"]), int(os.environ["LLMGW_PARTS"])
+    host, _, port = address.rpartition(":")
+    if part:
+        others = [socket.create_connection((host, int(port)), timeout=30)]
+        others[0].settimeout(None)
+    else:
+        with socket.create_server((host, int(port))) as listener:
+            others = [listener.accept()[0] for _ in range(parts - 1)]
+
+    def watch(other: socket.socket) -> None:
+        other.recv(1)
+        print("a part is gone", flush=True)
+        os._exit(7)
+
+    for other in others:
+        threading.Thread(target=watch, args=(other,), daemon=True).start()
+    if part:
+        threading.Event().wait()
+
+
 def main() -> None:
     folder, port = Path(sys.argv[1]), int(sys.argv[2])
     options = dict(word.split("=", 1) for word in sys.argv[3:])
@@ -85,6 +110,8 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "child" in options:
         _start_child(folder, options["child"])
+    if "gang" in options:
+        _join(options["gang"])
     _serve(port, options)
     os.close(lock)
 
