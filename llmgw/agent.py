@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import signal
 import time
@@ -18,15 +19,18 @@ from pathlib import Path
 import anyio
 import msgspec
 import structlog
+from anyio import to_thread
+from msgspec.structs import replace
 
-from llmgw import __version__, wire
-from llmgw.clock import now
+from llmgw import __version__, leaving, releasing, wire
+from llmgw.clock import Alarm, now, until_beat
 from llmgw.core import events as e
 from llmgw.core import stimuli as s
 from llmgw.core.commands import SetAssignments
-from llmgw.core.memory import Memory, Policy
+from llmgw.core.memory import Memory, Policy, key_of
 from llmgw.core.node import NodeMachine
 from llmgw.core.records import Record
+from llmgw.core.reporting import start_of
 from llmgw.core.telemetry import NodeSample
 from llmgw.errors import BackendUnavailable, DataFolderError, LlmgwError
 from llmgw.folder import held
@@ -34,14 +38,17 @@ from llmgw.hardware.discover import HardwareSettings, discover
 from llmgw.hardware.host import boot_id
 from llmgw.log.base import LogRewound
 from llmgw.log.jetstream import JetStreamLog, connect
+from llmgw.naming import Name
 from llmgw.outbox import Outbox, open_outbox
-from llmgw.replay import records
 from llmgw.sample import Sampler, hardware_settings, simulated_hardware
-from llmgw.settings import Settings, nats_url
-from llmgw.stopping import hearing_signals
+from llmgw.settings import AGENT_FOLDER, Settings, nats_url
+from llmgw.stopping import hearing_hangups, hearing_signals
 from llmgw.supervise import Supervisor
+from llmgw.views.summaries import summary
 
 TICK_SECONDS = 0.1
+CALM_TICK_SECONDS = 1.0
+"""The same while nothing of an engine is under way: then only probes are waited for."""
 RETRY_SECONDS = 1.0
 LAST_WORDS_SECONDS = 5.0
 
@@ -86,8 +93,11 @@ class Agent:
         self._machine = machine
         self._session = secrets.token_hex(4)
         self._number = 0
+        self._remembered = b""
         self._inputs: asyncio.Queue[s.Input] = asyncio.Queue()
         self._queued = asyncio.Event()
+        self._ticks = Alarm()
+        self._restless = False
         self._left = asyncio.Event()
         self._log: JetStreamLog | None = None
         self._connected = asyncio.Event()
@@ -113,7 +123,7 @@ class Agent:
                 tasks,
                 self._inputs.put_nowait,
             )
-            sampler = Sampler(
+            sampler = self._sampler = Sampler(
                 settings,
                 self._hardware,
                 self._session,
@@ -121,18 +131,22 @@ class Agent:
                 self._send_sample,
                 self._supervisor.own_pids,
             )
+            self._name = Name(settings.node, identity, self._inputs.put_nowait)
+            await self._heed_release(sampler)
             inventory = await sampler.look()
-            found = await self._supervisor.find(_started(self._machine.memory))
+            found = await self._supervisor.find(started_pids(self._machine.memory))
             self._inputs.put_nowait(s.AgentStarted(found, rebooted, inventory))
-            if sampler.error is not None:
+            if sampler.error is not None and not sampler.released:
                 self._inputs.put_nowait(s.HardwareUnreadable(sampler.error))
             for loop in (
                 self._think,
                 self._tick,
                 self._connect,
+                self._hold_name,
                 self._send_events,
                 self._follow_commands,
                 sampler.measure,
+                self._supervisor.keep_outputs_small,
             ):
                 tasks.start_soon(loop)
             tasks.start_soon(self._beat, sampler)
@@ -154,22 +168,32 @@ class Agent:
 
     async def _take_turn(self, fact: s.Input) -> None:
         effects = self._machine.handle(fact, time.monotonic())
+        calm, parts = not self._restless, self._machine.memory.parts.values()
+        self._restless = any(part.phase != "ready" for part in parts)
+        if calm and self._restless:
+            self._ticks.ring()
         if not effects and isinstance(fact, s.ClockTicked):
             return
         await self._remember([f.event for f in effects if isinstance(f, s.Publish)])
         for effect in effects:
             if isinstance(effect, s.Leave):
                 self._left.set()
+            elif isinstance(effect, s.MeasureDevices):
+                self._sampler.measure_soon()
             elif not isinstance(effect, s.Publish):
                 await self._supervisor.carry_out(effect)
 
     async def _remember(self, events: list[e.Event]) -> None:
         """Store memory and events in one transaction; wait for room rather than forget."""
-        keep = {"memory": msgspec.json.encode(self._machine.memory), "boot_id": self._boot_id}
+        memory = msgspec.json.encode(self._machine.memory)
+        if not events and memory == self._remembered:
+            return  # as after nearly every sample
+        keep = {"memory": memory, "boot_id": self._boot_id}
         messages = [self._encode(event) for event in events]
         while True:
             try:
                 await self._outbox.commit(keep, messages)
+                self._remembered = memory
                 break
             except DataFolderError as error:
                 log.warning("agent_cannot_remember", reason=str(error))
@@ -191,20 +215,38 @@ class Agent:
 
     async def _tick(self) -> None:
         while True:
-            await anyio.sleep(TICK_SECONDS)
+            if not self._restless:
+                await self._ticks.wait(until_beat(CALM_TICK_SECONDS))
+            if self._restless:
+                await anyio.sleep(TICK_SECONDS)
             self._inputs.put_nowait(s.ClockTicked())
 
     async def _hear_signals(
         self, signals: AsyncIterator[signal.Signals], stop_engines: bool
     ) -> None:
         async for number in signals:
-            log.info("agent_leaving", signal=number.name, stop_engines=stop_engines)
-            self._inputs.put_nowait(s.ShutdownRequested(stop_engines))
+            asked = await to_thread.run_sync(leaving.asked, self._folder, os.getpid())
+            stop = stop_engines or asked
+            log.info("agent_leaving", signal=number.name, stop_engines=stop)
+            self._inputs.put_nowait(s.ShutdownRequested(stop))
 
     async def _hear_hangups(self, hangups: AsyncIterator[signal.Signals], sampler: Sampler) -> None:
         async for number in hangups:
             log.info("hardware_looked_at_again", signal=number.name)
-            sampler.look_again()
+            if not await self._heed_release(sampler):
+                sampler.look_again()
+
+    async def _heed_release(self, sampler: Sampler) -> bool:
+        """Give NVML up or take it up again, as the last request says; tell whether there is one."""
+        request = await to_thread.run_sync(releasing.requested, self._folder)
+        if request is None:
+            return False
+        trouble = await sampler.release(request.until)
+        try:
+            await to_thread.run_sync(releasing.answer, self._folder, request, trouble)
+        except DataFolderError as error:
+            log.warning("release_unanswered", reason=str(error))
+        return True
 
     # --- the log -----------------------------------------------------------------------------
 
@@ -214,7 +256,10 @@ class Agent:
             try:
                 settings = self._settings
                 found = await connect(
-                    nats_url(settings), settings.cluster, name=f"agent {settings.node}"
+                    nats_url(settings),
+                    settings.cluster,
+                    name=f"agent {settings.node}",
+                    replicas=settings.log_replicas,
                 )
                 if not await self._is_same_log(found):
                     await self._start_over()
@@ -227,9 +272,17 @@ class Agent:
                 return
 
     async def _reached(self) -> JetStreamLog:
+        """Return the log once it is there, and this node's name is this agent's."""
         await self._connected.wait()
+        await self._name.settled()
         assert self._log is not None
         return self._log
+
+    async def _hold_name(self) -> None:
+        await self._connected.wait()
+        assert self._log is not None
+        subject = self._log.lease_subject(f"node.{self._settings.node}")
+        await self._name.hold(self._log, subject)
 
     async def _is_same_log(self, found: JetStreamLog) -> bool:
         """Remember which log this is, and return whether it is the one of before, or the first."""
@@ -285,9 +338,9 @@ class Agent:
         last = newest.sequence if newest is not None else 0
         start = self._machine.memory.command_sequence + 1
         if start <= last:
-            waiting = records(found, start=start, until=last, subjects=[subject])
+            waiting = _records(found, subject, start, last)
             self._take_waiting([record async for record in waiting], first_time=start == 1)
-        async for record in records(found, start=max(start, last + 1), subjects=[subject]):
+        async for record in _records(found, subject, max(start, last + 1)):
             self._take_command(record)
 
     def _take_waiting(self, waiting: list[Record], first_time: bool) -> None:
@@ -308,7 +361,16 @@ class Agent:
         if isinstance(body, SetAssignments) and body.node == self._settings.node:
             self._inputs.put_nowait(s.CommandReceived(record.sequence, body, superseded_by))
         else:
-            log.error("command_unreadable", sequence=record.sequence, body=repr(body)[:300])
+            self._refuse_unread(record)
+
+    def _refuse_unread(self, record: Record) -> None:
+        """Answer a command that cannot be acted upon, if its envelope says which one it is."""
+        body = record.body
+        log.error("command_unreadable", sequence=record.sequence, body=repr(body)[:300])
+        numbers = wire.revision_and_term(record)
+        if numbers is not None:
+            reason = f"agent {__version__} cannot act on it: {summary(body)}"
+            self._inputs.put_nowait(s.CommandUnreadable(record.sequence, *numbers, reason))
 
     async def _beat(self, sampler: Sampler) -> None:
         await self._reached()  # the first sign of life must not go to nobody
@@ -316,6 +378,9 @@ class Agent:
 
     async def _send_sample(self, sample: NodeSample) -> None:
         found = await self._reached()
+        starting = starting_parts(self._machine.memory)
+        if starting:
+            sample = replace(sample, progress=await self._supervisor.progress(starting))
         message = wire.encode_sample(self._settings.cluster, sample, time=now())
         await found.publish_sample(message.subject, message.payload)
 
@@ -326,7 +391,16 @@ class Agent:
                 await anyio.sleep(0.02)
 
 
-def _started(memory: Memory) -> dict[s.Start, int]:
+async def _records(
+    log: JetStreamLog, subject: str, start: int, until: int | None = None
+) -> AsyncIterator[Record]:
+    """Yield the records on a subject. `llmgw.replay` does, and brings what an agent needs not."""
+    async for batch in log.follow(start, subjects=[subject], until=until):
+        for message in batch:
+            yield wire.decode(message.sequence, message.time_ns, message.subject, message.payload)
+
+
+def started_pids(memory: Memory) -> dict[s.Start, int]:
     """Return the process ids of the engines that are remembered."""
     started = {}
     for name, part in memory.parts.items():
@@ -335,6 +409,12 @@ def _started(memory: Memory) -> dict[s.Start, int]:
             start = s.Start(s.Key(replica, int(number)), part.generation, part.attempt)
             started[start] = part.pid
     return started
+
+
+def starting_parts(memory: Memory) -> dict[str, s.Start]:
+    """Return the parts whose engines are coming up, by their names, with their starts."""
+    parts = memory.parts.items()
+    return {n: start_of(key_of(n), p) for n, p in parts if p.phase == "starting" and p.pid}
 
 
 def _told(event: e.Event) -> dict[str, object]:
@@ -346,7 +426,13 @@ def _told(event: e.Event) -> dict[str, object]:
 def policy_of(settings: Settings) -> Policy:
     """Return the brain's numbers that can be set."""
     ports = settings.ports
-    return Policy(first_port=ports[0], last_port=ports[-1], address=settings.host)
+    return Policy(
+        first_port=ports[0],
+        last_port=ports[-1],
+        address=settings.host,
+        failing_after=settings.failing_after,
+        limits=settings.limits,
+    )
 
 
 async def run_agent(
@@ -359,7 +445,7 @@ async def run_agent(
     entries that bring their own command. Raises `DataFolderError` when the data folder cannot be
     used or another agent uses it, and `UsageError` when the folder holds no capture.
     """
-    folder, hardware = settings.data / "agent", hardware_settings(settings)
+    folder, hardware = settings.data / AGENT_FOLDER, hardware_settings(settings)
     if capture is not None:
         folder = simulated_folder(settings)
         hardware = simulated_hardware(settings.node, capture)
@@ -367,7 +453,7 @@ async def run_agent(
     # From the very start: a signal while the agent comes up must not leave its engines behind.
     with (
         hearing_signals() as signals,
-        anyio.open_signal_receiver(signal.SIGHUP) as hangups,
+        hearing_hangups() as hangups,
         held(folder, "agent"),
     ):
         async with open_outbox(folder) as outbox:
@@ -379,9 +465,10 @@ async def run_agent(
                 agent_version=__version__,
                 address=settings.host,
                 simulated=capture is not None,
+                labels=settings.node_labels,
             )
             machine = NodeMachine(
-                _memory(await outbox.kept("memory")), policy_of(settings), started
+                stored_memory(await outbox.kept("memory")), policy_of(settings), started
             )
             agent = Agent(settings, folder, hardware, outbox, machine, this_boot)
             rebooted = boot is not None and boot.decode() != this_boot
@@ -399,7 +486,7 @@ async def _check_capture(hardware: HardwareSettings) -> None:
         await discover(hardware)
 
 
-def _memory(stored: bytes | None) -> Memory:
+def stored_memory(stored: bytes | None) -> Memory:
     """Return the remembered state; one that cannot be read is begun anew, and said so.
 
     Nothing is lost by that: engines are found by their marker and the command is read again.

@@ -38,6 +38,30 @@ def held(folder: Path, what: str) -> Iterator[Path]:
         os.close(descriptor)
 
 
+def holder(folder: Path) -> int | None:
+    """Return the id of the process that holds `folder`, or `None` when none does.
+
+    Raises `DataFolderError` when this user may not even look.
+    """
+    try:
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unusable(folder, error) from error
+    try:
+        pid = os.pread(descriptor, 200, 0).decode(errors="replace").removeprefix("pid ").strip()
+        if not pid.isdecimal() or not Path("/proc", pid).exists():
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return int(pid)
+        return None  # the number is another process's by now
+    finally:
+        os.close(descriptor)
+
+
 def _lock(descriptor: int, folder: Path, what: str) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
 """What `llmgw up` tells on the terminal: the log as it grows, and engines as they load.
 
 A reader of the log like any other; besides, it has the operator's catalog applied where it is not
-the one in force.
+the one in force, once there is a node that it could be placed on.
 """
 
 from __future__ import annotations
@@ -29,22 +29,31 @@ from llmgw.views.summaries import summary
 
 PROGRESS_SECONDS = 2.0
 RETRY_SECONDS = 2.0
+PATIENCE_SECONDS = 60.0
+"""How long nodes that come up are waited for before the catalog is asked for all the same."""
 
 
 async def tell(
-    settings: Settings, log: JetStreamLog, catalog: Catalog | None, file: Path | None
+    settings: Settings,
+    log: JetStreamLog,
+    catalog: Catalog | None,
+    file: Path | None,
+    nodes: frozenset[str] = frozenset(),
 ) -> None:
-    """Have `catalog` applied if it is new, then say what happens, for ever.
+    """Say what happens, for ever, and have `catalog` applied if it is new.
 
-    Nothing that befalls the log ends this: who only tells must not end what it tells of.
+    It is applied once `nodes` have told what they have, or have been waited for long enough: the
+    first answer would else be that no node has anything. Nothing that befalls the log ends this:
+    who only tells must not end what it tells of.
     """
     teller = _Teller(settings, log)
+    asking = _Asking(settings, log, catalog, file, nodes)
     said: tuple[str, int] | None = None
     while True:
         try:
             if not teller.began:
-                await teller.begin(catalog, file)
-            await teller.go_on()
+                await teller.begin()
+            await teller.go_on(asking)
         except* LogRewound:
             teller.start_over()
             said = None
@@ -57,6 +66,49 @@ async def tell(
                 said = reason, teller.sequence
                 say(f"the log cannot be followed, trying again: {reason}")
         await anyio.sleep(RETRY_SECONDS)
+
+
+class _Asking:
+    """The catalog that is to be applied, at the moment when it can be answered."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        log: JetStreamLog,
+        catalog: Catalog | None,
+        file: Path | None,
+        nodes: frozenset[str],
+    ) -> None:
+        self._settings = settings
+        self._log = log
+        self._catalog = catalog
+        self._file = file
+        self._missing = set(nodes)
+        self._complete = anyio.Event()
+        self._done = catalog is None
+
+    def look(self, state: Cluster, node: str) -> None:
+        """Note whether a node that was heard of has told what it has, or that it cannot."""
+        known = state.nodes.get(node)
+        if known is not None and known.started and (known.inventory or known.unreadable):
+            self._missing.discard(node)
+            if not self._missing:
+                self._complete.set()
+
+    async def ask(self, state: Cluster) -> None:
+        """Have the catalog applied, once, if another is in force then."""
+        if self._done:
+            return
+        for node in [*self._missing]:
+            self.look(state, node)
+        if self._missing:
+            with anyio.move_on_after(PATIENCE_SECONDS):
+                await self._complete.wait()
+        assert self._catalog is not None
+        if self._catalog != state.catalog:
+            name = None if self._file is None else str(self._file)
+            await apply_catalog(self._log, self._settings.cluster, self._catalog, name)
+        self._done = True
 
 
 class _Teller:
@@ -74,17 +126,13 @@ class _Teller:
         """The last record that was told or folded, 0 before the first."""
         return self._state.sequence
 
-    async def begin(self, catalog: Catalog | None, file: Path | None) -> None:
-        """Fold what the log holds, untold, and have `catalog` applied if another is in force."""
+    async def begin(self) -> None:
+        """Fold what the log holds, untold."""
         self._created_ns = (await self._log.bounds()).created_ns
         self._state = await fold_log(self._log)
-        if catalog is not None and catalog != self._state.catalog:
-            await apply_catalog(
-                self._log, self._settings.cluster, catalog, None if file is None else str(file)
-            )
         self.began = True
 
-    async def go_on(self) -> None:
+    async def go_on(self, asking: _Asking) -> None:
         """Say what happens from the first record on that was not told."""
         bounds = await self._log.bounds()
         if self._created_ns not in (None, bounds.created_ns):
@@ -93,8 +141,10 @@ class _Teller:
         start = self._state.sequence + 1 if self._state.sequence else max(bounds.first, 1)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_show_progress, self._settings, self._state)
+            tasks.start_soon(asking.ask, self._state)
             async for record in records(self._log, start=start):
                 apply(self._state, record)
+                asking.look(self._state, record.node)
                 say(f"{record.sequence:>6}  {summary(record.body)}")
 
     def start_over(self) -> None:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from llmgw.cli.context import note, resolved, service_settings
+from llmgw.cli.context import note, resolved
+from llmgw.cli.fleet import fleet
 from llmgw.cli.options import (
     ClusterName,
     Config,
@@ -20,9 +21,10 @@ from llmgw.cli.options import (
     RunsByDefault,
     group,
 )
-from llmgw.errors import UsageError
+from llmgw.errors import LlmgwError, UsageError
 
 app = group("Run engines on this machine. Without a command: run.", RunsByDefault)
+app.command()(fleet)
 
 
 class Backend(StrEnum):
@@ -58,14 +60,76 @@ def run(
     Engines go on serving when the agent ends, and are adopted when it comes back. SIGHUP has the
     hardware looked at again at once.
     """
-    import asyncio
-
-    from llmgw.agent import run_agent
+    from llmgw.cli.agent_process import Orders, become
 
     if source is not None and node is None:
         raise UsageError("a simulated node is not this machine: name it with --node NAME")
-    settings = service_settings(config, node=node, nats_url=nats_url, cluster=cluster, data=data)
-    asyncio.run(run_agent(settings, stop_engines=stop_engines, capture=source))
+    found = resolved(config, node=node, nats_url=nats_url, cluster=cluster, data=data)
+    become(Orders(found.settings, stop_engines, source))
+
+
+@app.command()
+def release(
+    length: Annotated[str, typer.Option("--for", help="How long: 30s, 10m, 2h.")] = "10m",
+    end: Annotated[bool, typer.Option("--end", help="Take NVML up again now.")] = False,
+    data: Data = None,
+    config: Config = None,
+) -> None:
+    """Have the agent of this machine give NVML up, to carve instances or reset a card.
+
+    Returns when no session of it is left. It takes NVML up again by itself, and then looks at the
+    hardware afresh. Nothing is measured meanwhile; the node's devices stay as they were.
+    """
+    import time
+
+    from llmgw import releasing
+    from llmgw.cli.moments import parse_length
+    from llmgw.settings import AGENT_FOLDER
+
+    seconds = 0.0 if end else parse_length(length, "--for")
+    folder = resolved(config, data=data).settings.data / AGENT_FOLDER
+    until = time.time() + seconds
+    answer = releasing.ask(folder, until)
+    if end:
+        print("NVML is taken up again")
+        return
+    if answer.trouble is not None:
+        raise LlmgwError(f"NVML is not released: {answer.trouble}")
+    print(
+        f"NVML is released until {time.strftime('%H:%M:%S', time.localtime(until))}: no session of"
+        " this agent is left. Engines that run still hold their devices; `llmgw ctl drain` ends"
+        " them.\nTake it up again earlier with: llmgw agent release --end"
+    )
+
+
+@app.command()
+def drain(
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Stop the engines, those with requests last.")
+    ] = False,
+    patience: Annotated[
+        str, typer.Option("--within", help="How long to wait: 30s, 10m.", show_default="10m")
+    ] = "10m",
+    data: Data = None,
+    config: Config = None,
+) -> None:
+    """Have the agent of this machine stop its engines in good order, and leave.
+
+    Each engine finishes its requests first, as far as its entry's `stop_seconds` allows. Returns
+    when the agent is gone. What is wanted here starts again with the next agent.
+    """
+    from llmgw import leaving
+    from llmgw.cli.moments import parse_length
+    from llmgw.settings import AGENT_FOLDER
+
+    if not stop:
+        raise UsageError(
+            "say --stop to have the agent stop its engines and leave; `llmgw ctl drain NODE` has"
+            " its replicas placed elsewhere first"
+        )
+    folder = resolved(config, data=data).settings.data / AGENT_FOLDER
+    pid = leaving.ask(folder, parse_length(patience, "--within"))
+    print(f"the agent (pid {pid}) has stopped its engines and left")
 
 
 @app.command()
@@ -100,7 +164,9 @@ def inventory(
     settings = resolved(config, backend=backend and backend.value, node=node).settings
     look = replace(hardware_settings(settings), capture_from=source)
     if capture is not None:
-        for path in asyncio.run(discover.capture(look, capture)):
+        written = asyncio.run(discover.capture(look, capture))
+        for path in written.files:
             note(f"wrote {path}")
+        note(written.said())
     found = asyncio.run(discover.discover(look))
     emit(as_contract(found), output, lambda _, wide: inventory_lines(found, wide))

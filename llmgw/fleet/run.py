@@ -178,7 +178,12 @@ class Fleet:
         settings = self._settings
         while True:
             try:
-                found = await connect(nats_url(settings), settings.cluster, name="llmgw fleet")
+                found = await connect(
+                    nats_url(settings),
+                    settings.cluster,
+                    name="llmgw fleet",
+                    replicas=settings.log_replicas,
+                )
                 await self._notice_another(found)
             except LlmgwError as error:
                 log.warning("log_unreachable", reason=str(error))

@@ -8,6 +8,7 @@ and PCI addresses stay, since the outputs are joined by them; what `scrub` takes
 from __future__ import annotations
 
 import codecs
+import stat
 from pathlib import Path
 
 import anyio.to_thread
@@ -136,9 +137,10 @@ def read_nvml_capture(node: str, folder: Path) -> Inventory | Failure | None:
 
 def lacks(folder: Path | None, name: str) -> UsageError:
     """The error for a folder that lacks a file of a capture."""
+    is_there = folder is None or folder.is_dir()
     return UsageError(
-        f"{folder} holds no {name}: make a capture with"
-        " llmgw agent inventory --capture DIR, or name the folder that holds one"
+        f"{f'{folder} holds no {name}' if is_there else f'there is no folder {folder}'}: make a"
+        " capture with llmgw agent inventory --capture DIR, or name the folder that holds one"
     )
 
 
@@ -160,7 +162,10 @@ def _assembled(node: str, folder: Path, text: str) -> Inventory:
 def _read(path: Path) -> str | None:
     """A file's text, or `None` if it is not there. Raises `UsageError` if it cannot be read."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise UsageError(f"{path} is no regular file: it is not of a capture")
+        if found.st_size > _MOST_BYTES:
             raise UsageError(f"{path} is larger than any output of nvidia-smi: it is not a capture")
         return _decoded(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):

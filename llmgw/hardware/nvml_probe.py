@@ -5,9 +5,6 @@ of MIG instances for as long as it is initialised, an open session keeps an admi
 carving and resetting cards, and a broken driver may hang or crash whoever asks. Nothing is judged
 here and nothing private is asked for; `nvml_report` reads the answers.
 
-With `--session`, run by `nvml_session`, it stays, and for every line that it reads prints again
-what moves from moment to moment, until its input ends.
-
 Each answer is `{"value": …}` or `{"error": <NVML code>, "said": …}` under the call's own name. Only
 the standard library and the binding are imported: it starts fast, and from wherever it lies.
 """
@@ -19,6 +16,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 NOT_SUPPORTED, INVALID_ARGUMENT, NOT_FOUND, FUNCTION_NOT_FOUND = 3, 2, 6, 13
@@ -30,73 +28,77 @@ _MOST_LINKS = 36
 _P2P_NVLINK = 2
 _PROCESS_BYTES = 24
 
-# Tried in this order until one answers: later ones are of older drivers or older bindings.
-_SYSTEM: tuple[tuple[tuple[Any, ...], ...], ...] = (
-    (("nvmlSystemGetDriverVersion",),),
-    (("nvmlSystemGetNVMLVersion",),),
+Call = tuple[Any, ...]
+Table = tuple[tuple[Call, ...], ...]
+"""Calls by name and arguments; what stands together is tried in its order until one answers.
+
+The later ones are of older drivers or older bindings.
+"""
+
+
+def _alone(*calls: str | Call) -> Table:
+    """Calls that have no alternative."""
+    return tuple(((call,) if isinstance(call, str) else call,) for call in calls)
+
+
+_SYSTEM: Table = (
+    *_alone("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion", "nvmlDeviceGetCount"),
     (("nvmlSystemGetCudaDriverVersion_v2",), ("nvmlSystemGetCudaDriverVersion",)),
-    (("nvmlDeviceGetCount",),),
 )
 _MEMORY_V2 = 0x02000028
 _MEMORY = (("nvmlDeviceGetMemoryInfo", _MEMORY_V2), ("nvmlDeviceGetMemoryInfo",))
-_PROCESSES = tuple(
-    (
-        (f"nvmlDeviceGet{kind}RunningProcesses",),
-        (f"nvmlDeviceGet{kind}RunningProcesses_v2",),
-    )
+_PROCESSES: Table = tuple(
+    ((f"nvmlDeviceGet{kind}RunningProcesses",), (f"nvmlDeviceGet{kind}RunningProcesses_v2",))
     for kind in ("Compute", "Graphics", "MPSCompute")
 )
-_CARD_READINGS: tuple[tuple[tuple[Any, ...], ...], ...] = (
-    (("nvmlDeviceGetUtilizationRates",),),
+_CARD_READINGS: Table = (
+    *_alone("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetFanSpeed"),
+    *_alone("nvmlDeviceGetMarginTemperature"),
     (("nvmlDeviceGetTemperatureV", 0), ("nvmlDeviceGetTemperature", 0)),
-    (("nvmlDeviceGetMarginTemperature",),),
-    (("nvmlDeviceGetPowerUsage",),),
     (("nvmlDeviceGetEnforcedPowerLimit",), ("nvmlDeviceGetPowerManagementLimit",)),
-    (("nvmlDeviceGetFanSpeed",),),
     (
         ("nvmlDeviceGetCurrentClocksEventReasons",),
         ("nvmlDeviceGetCurrentClocksThrottleReasons",),
     ),
+    *_alone(("nvmlDeviceGetClockInfo", 0), ("nvmlDeviceGetClockInfo", 2)),
 )
-_CARD: tuple[tuple[tuple[Any, ...], ...], ...] = (
-    (("nvmlDeviceGetName",),),
-    (("nvmlDeviceGetUUID",),),
-    (("nvmlDeviceGetPciInfo",),),
-    (("nvmlDeviceGetArchitecture",),),
-    (("nvmlDeviceGetMigMode",),),
+# What a card has suffered: it moves, but seldom.
+CARD_WEAR: Table = (
+    *((("nvmlDeviceGetTotalEccErrors", kind, since),) for kind in (0, 1) for since in (0, 1)),
+    *_alone(("nvmlDeviceGetRetiredPages", 0), ("nvmlDeviceGetRetiredPages", 1)),
+    *_alone("nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetRemappedRows"),
+    *_alone("nvmlDeviceGetPcieReplayCounter"),
+)
+_CARD: Table = (
+    *_alone("nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo"),
+    *_alone("nvmlDeviceGetArchitecture", "nvmlDeviceGetMigMode"),
     _MEMORY,
-    (("nvmlDeviceGetAddressingMode",),),
-    (("nvmlDeviceGetComputeMode",),),
+    *_alone("nvmlDeviceGetAddressingMode", "nvmlDeviceGetComputeMode"),
     *_CARD_READINGS,
-    (("nvmlDeviceGetTemperatureThreshold", 1),),
-    (("nvmlDeviceGetTotalEccErrors", 0, 1),),
-    (("nvmlDeviceGetTotalEccErrors", 1, 1),),
-    (("nvmlDeviceGetRetiredPages", 0),),
-    (("nvmlDeviceGetRetiredPages", 1),),
-    (("nvmlDeviceGetRetiredPagesPendingStatus",),),
-    (("nvmlDeviceGetRemappedRows",),),
-    (("nvmlDeviceGetMemoryAffinity", 16, 0),),
+    *CARD_WEAR,
+    *((("nvmlDeviceGetTemperatureThreshold", kind),) for kind in (0, 1)),
+    *_alone(("nvmlDeviceGetMemoryAffinity", 16, 0), ("nvmlDeviceGetCpuAffinity", 32)),
+    *_alone("nvmlGpmQueryDeviceSupport"),
     *_PROCESSES,
 )
-# What a session asks again. Calls that the driver does not have are not repeated.
-_MOVING: tuple[tuple[tuple[Any, ...], ...], ...] = (
-    _MEMORY,
-    *_PROCESSES,
-    (("nvmlDeviceGetMigMode",),),
-    *_CARD_READINGS,
-)
-_MOVING_INSTANCE = (_MEMORY, *_PROCESSES)
-_INSTANCE: tuple[tuple[tuple[Any, ...], ...], ...] = (
-    (("nvmlDeviceGetUUID",),),
-    (("nvmlDeviceGetName",),),
-    (("nvmlDeviceGetGpuInstanceId",),),
-    (("nvmlDeviceGetComputeInstanceId",),),
-    (("nvmlDeviceGetAttributes",),),
+# What a session (`nvml_stay`) asks again.
+MOVING: Table = (_MEMORY, *_PROCESSES, *_alone("nvmlDeviceGetMigMode"), *_CARD_READINGS)
+MOVING_INSTANCE: Table = (_MEMORY, *_PROCESSES)
+_INSTANCE: Table = (
+    *_alone("nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetGpuInstanceId"),
+    *_alone("nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes"),
     _MEMORY,
     *_PROCESSES,
 )
 # Instantaneous power of the card itself, what it takes to recover, and (before that) a reset.
 _FIELDS = ((186, 0), (230, 0), (226, 0))
+# The margins at which the card shuts down and slows down, of one that has no absolute limits.
+_LIMITS = ((193, 0), (194, 0))
+# Errors of NVLinks: of all links until Ampere (CRC of flits and data, replay, recovery), of one
+# link on Hopper (replay, recovery, CRC) and from Blackwell on (received, integrity, recovery).
+_ALL_LINKS = ((38, 0), (45, 0), (52, 0), (59, 0))
+_ONE_LINK = (161, 162, 163, 208, 211, 215)
+LINK_ERRORS = "nvmlDeviceGetFieldValues(links)"
 _VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 
 _FABRIC_V2 = 0x02000024
@@ -139,19 +141,23 @@ class Asker:
     """Calls the binding by name; every failure is an answer."""
 
     def __init__(self, nvml: Any) -> None:  # noqa: ANN401 - a module without types
-        self._nvml = nvml
+        self.nvml = nvml
         # Not an NVMLError, where the binding has it: an unversioned call that the driver lacks.
         self._mismatch = getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError)
 
     def ask(self, name: str, *arguments: object) -> tuple[Any, Answer]:
         """What a call returned, and the same as an answer."""
-        function = getattr(self._nvml, name, None)
+        found, failure = self.call(name, *arguments)
+        return found, failure or {"value": plain(found)}
+
+    def call(self, name: str, *arguments: object) -> tuple[Any, Answer | None]:
+        """What a call returned, or why it did not."""
+        function = getattr(self.nvml, name, None)
         if function is None:
             return None, {"error": FUNCTION_NOT_FOUND, "said": "the binding has no such function"}
         try:
-            found = function(*arguments)
-            return found, {"value": plain(found)}
-        except self._nvml.NVMLError as error:
+            return function(*arguments), None
+        except self.nvml.NVMLError as error:
             return None, {"error": error.value, "said": str(error)}
         except self._mismatch as error:
             return None, {"error": FUNCTION_NOT_FOUND, "said": str(error)}
@@ -174,11 +180,34 @@ class Asker:
         return found
 
     def fields(self, calls: dict[str, Answer], handle: object) -> None:
-        """Values by field id, each of which has a return code and a type of its own."""
-        found, answer = self.ask("nvmlDeviceGetFieldValues", handle, list(_FIELDS))
-        if found is not None:
-            answer = {"value": {str(one.fieldId): _field(one) for one in found}}
-        calls["nvmlDeviceGetFieldValues"] = answer
+        """What moves among the values that have a number and no call."""
+        calls["nvmlDeviceGetFieldValues"] = self.values(handle, _FIELDS)
+
+    def values(self, handle: object, asked: Any) -> Answer:  # noqa: ANN401
+        """Values by field id, each of which has a return code and a type of its own.
+
+        Those of one link are named by id and link, `161.3`.
+        """
+        found, failure = self.call("nvmlDeviceGetFieldValues", handle, list(asked))
+        if failure is not None:
+            return failure
+        names = [str(one.fieldId) + (f".{one.scopeId}" if one.scopeId else "") for one in found]
+        return {"value": dict(zip(names, map(_field, found), strict=True))}
+
+    def link_errors(self, calls: dict[str, Answer], handle: object) -> None:
+        """The errors of a card's active links, by the counters that its generation has."""
+        links = [
+            link
+            for link in range(_MOST_LINKS)
+            if calls.get(shown("nvmlDeviceGetNvLinkState", link), {}).get("value") == 1
+        ]
+        if not links:
+            return
+        one = self.values(handle, (*_ALL_LINKS, *((number, links[0]) for number in _ONE_LINK)))
+        known = {number for number, _ in answered(one)}
+        asked = [pair for pair in _ALL_LINKS if pair[0] in known]
+        asked += [(number, link) for number in _ONE_LINK if number in known for link in links]
+        calls[LINK_ERRORS] = self.values(handle, asked) if asked else one
 
     def fabric(self, calls: dict[str, Answer], handle: object) -> None:
         """The fabric, in the newest structure that both the binding and the driver know."""
@@ -208,10 +237,10 @@ class Asker:
                     self.first(calls, ((name, link),), handle)
 
     def gpu_instances(self, calls: dict[str, Answer], handle: object) -> None:
-        """The ids of the card's GPU instances, with or without compute instances. Root only."""
-        nvml, found = self._nvml, []
+        """The card's GPU instances, with or without compute instances. Root only."""
+        nvml, found = self.nvml, []
         for profile in range(getattr(nvml, "NVML_GPU_INSTANCE_PROFILE_COUNT", 0)):
-            info, _ = self.ask("nvmlDeviceGetGpuInstanceProfileInfo", handle, profile, 1)
+            info, _ = self.call("nvmlDeviceGetGpuInstanceProfileInfo", handle, profile, 1)
             if info is None or not info.instanceCount:
                 continue
             count = ctypes.c_uint(info.instanceCount)
@@ -223,10 +252,11 @@ class Asker:
                 calls["nvmlDeviceGetGpuInstances"] = answer
                 return
             for one in room[: count.value]:
-                about, _ = self.ask("nvmlGpuInstanceGetInfo", one)
+                about, _ = self.call("nvmlGpuInstanceGetInfo", one)
                 if about is not None:
-                    found.append(about.id)
-        calls["nvmlDeviceGetGpuInstances"] = {"value": sorted(found)}
+                    slices, memory = info.sliceCount, info.memorySizeMB
+                    found.append({"id": about.id, "slices": slices, "memory_mib": memory})
+        calls["nvmlDeviceGetGpuInstances"] = {"value": found}
 
     def instances(self, calls: dict[str, Answer], handle: object) -> list[Answer]:
         """The MIG instances: the maximum is not the number, and their indexes have holes."""
@@ -253,8 +283,10 @@ class Asker:
         for alternatives in _CARD:
             self.first(calls, alternatives, handle)
         self.fields(calls, handle)
+        calls["nvmlDeviceGetFieldValues(limits)"] = self.values(handle, _LIMITS)
         self.fabric(calls, handle)
         self.links(calls, handle)
+        self.link_errors(calls, handle)
         mode = calls["nvmlDeviceGetMigMode"].get("value")
         if mode and mode[0] == 1:
             card["instances"] = self.instances(calls, handle)
@@ -272,6 +304,16 @@ class Asker:
         return calls
 
 
+def answered(answer: Answer) -> list[tuple[int, int]]:
+    """The field ids, each with its link, that an answer of `Asker.values` has a value for."""
+    found = []
+    for name, one in answer.get("value", {}).items():
+        number, _, link = name.partition(".")
+        if "value" in one:
+            found.append((int(number), int(link or 0)))
+    return found
+
+
 def shown(name: str, *arguments: object) -> str:
     """A call as the record names it."""
     return f"{name}({','.join(str(one) for one in arguments)})" if arguments else name
@@ -279,17 +321,18 @@ def shown(name: str, *arguments: object) -> str:
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - whatever a binding returns
     """A returned value as JSON knows it: structures become objects of their fields."""
+    if value is None or isinstance(value, (int, str)):
+        return value
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, ctypes.Structure):
-        names = [field[0] for field in value._fields_]
-        return {name: plain(getattr(value, name)) for name in names}
+        # Past the binding's own way to read a field, which is made for people and slow.
+        read = ctypes.Structure.__getattribute__
+        return {field[0]: plain(read(value, field[0])) for field in value._fields_}
     if isinstance(value, (list, tuple, ctypes.Array)):
         return [plain(one) for one in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (str, int)):
-        return value
     if hasattr(value, "value"):
         return value.value
     if hasattr(value, "__dict__"):
@@ -338,79 +381,34 @@ def look(asker: Asker) -> tuple[dict[int, Any], Answer]:
     return handles, {"system": system, "cards": cards, "pairs": asker.pairs(handles)}
 
 
-class Session:
-    """Asks again what moves. Which calls the driver has is known from the record."""
-
-    def __init__(self, asker: Asker, handles: dict[int, Any], record: Answer) -> None:
-        self._asker = asker
-        self._cards = [
-            (
-                handles[card["index"]],
-                card["index"],
-                _able(_MOVING, card["calls"]),
-                [
-                    (one["index"], _able(_MOVING_INSTANCE, one["calls"]))
-                    for one in card.get("instances", ())
-                ],
-            )
-            for card in record["cards"]
-            if card["index"] in handles
-        ]
-
-    def look(self) -> Answer:
-        """What has moved since the record was taken."""
-        return {"cards": [self._card(*card) for card in self._cards]}
-
-    def _card(self, handle: object, index: int, asked: Any, instances: Any) -> Answer:  # noqa: ANN401
-        calls: dict[str, Answer] = {}
-        for alternatives in asked:
-            self._asker.first(calls, alternatives, handle)
-        self._asker.fields(calls, handle)
-        found = [self._instance(handle, *one) for one in instances]
-        return {"index": index, "calls": calls, "instances": found}
-
-    def _instance(self, card: object, index: int, asked: Any) -> Answer:  # noqa: ANN401
-        calls: dict[str, Answer] = {}
-        name = "nvmlDeviceGetMigDeviceHandleByIndex"
-        handle = self._asker.handle(calls, name, card, index)
-        if handle is not None:
-            for alternatives in asked:
-                self._asker.first(calls, alternatives, handle)
-        return {"index": index, "calls": calls}
+Stay = Callable[[Asker, dict[int, Any], Answer, Callable[[Answer], None]], None]
+"""What goes on after the record: with who asks, the handles, the record, and how to tell more."""
 
 
-def _able(asked: Any, before: dict[str, Answer]) -> list[Any]:  # noqa: ANN401
-    """The calls to ask again, without those that the driver does not have."""
-    lacking = (NOT_SUPPORTED, FUNCTION_NOT_FOUND)
-    able = [
-        [call for call in calls if before.get(shown(*call), {}).get("error") not in lacking]
-        for calls in asked
-    ]
-    return [calls for calls in able if calls]
-
-
-def main(arguments: list[str]) -> int:
-    """Print the record, in a session one more for every line of input.
+def run(library: str, stay: Stay | None = None) -> int:
+    """Print the record, and let `stay` go on; returns the exit code.
 
     What the library itself prints goes to the error stream.
     """
-    *options, library = arguments
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+
+    def tell(answer: Answer) -> None:
+        print(json.dumps(answer), file=answers, flush=True)
+
     asker, failure = load(library)
     if asker is None:
-        print(json.dumps(failure), file=answers, flush=True)
+        tell(failure)
         return 0
     try:
         handles, record = look(asker)
-        print(json.dumps(record), file=answers, flush=True)
-        session = Session(asker, handles, record)
-        for _ in sys.stdin if "--session" in options else ():
-            print(json.dumps(session.look()), file=answers, flush=True)
+        tell(record)
+        if stay is not None:
+            stay(asker, handles, record, tell)
     finally:
         asker.ask("nvmlShutdown")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(sys.argv[1]))

@@ -3,29 +3,49 @@
 The session is a program of its own, as every look is: a driver that hangs or crashes takes nothing
 with it, and a person who wants to carve or reset a card is let in by `release`, which ends it. What
 it samples is read by the same code as a look, so a sample is an inventory like any other.
+
+Between two samples the session hears what the driver tells by itself: critical errors (Xid), which
+it keeps by card, and changes of MIG. Either has the machine looked at afresh, the former once.
 """
 
 from __future__ import annotations
 
-from subprocess import DEVNULL, PIPE
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Self
 
 import anyio
-import anyio.abc
+import msgspec
 from anyio import to_thread
-from anyio.streams.buffered import BufferedByteReceiveStream
 from msgspec.structs import replace
 
-from llmgw.hardware import nvml_failures, running
+from llmgw.hardware import nvml_failures
+from llmgw.hardware.answering import Answering
 from llmgw.hardware.assemble import HostMemory
 from llmgw.hardware.host import boot_id, host_memory
-from llmgw.hardware.nvml import Nvml, parse_record, probe_command, read_record
+from llmgw.hardware.nvml import Nvml, R, parse, probe_command, read_record
 from llmgw.hardware.nvml_failures import Failure
 from llmgw.hardware.nvml_links import topology_of
+from llmgw.hardware.nvml_moving import CardReader
 from llmgw.hardware.nvml_record import CardRecord, Record, Refusal
 from llmgw.hardware.shapes import shape
 from llmgw.hardware.topology import Topology
 from llmgw.hardware.types import Inventory
+
+XID, MIG_CONFIG_CHANGE = 0x8, 0x100
+
+
+class Told(msgspec.Struct, frozen=True):
+    """One event: its kind, the card's index, and of an Xid its number."""
+
+    kind: int
+    card: int | None = None
+    data: int = 0
+
+
+class Moved(Record, frozen=True):
+    """What a session prints for a sample: the calls that it asked again, and what it was told."""
+
+    events: tuple[Told, ...] = ()
 
 
 class NvmlSession:
@@ -37,12 +57,22 @@ class NvmlSession:
     def __init__(self, node: str, nvml: Nvml) -> None:
         self._node = node
         self._nvml = nvml
-        self._lock = anyio.Lock()
-        self._process: anyio.abc.Process | None = None
-        self._lines: BufferedByteReceiveStream | None = None
+        self._lock = anyio.Lock(fast_acquire=True)
+        self._program: Answering | None = None
         self._record = Record()
         self._shape: Inventory | None = None
         self._topology: Topology | None = None
+        self._reader = CardReader()
+        self._xids: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def xids(self) -> Mapping[str, tuple[int, ...]]:
+        """The critical errors that each card had, by its UUID, until they are forgotten."""
+        return self._xids
+
+    def forget_xids(self) -> None:
+        """Begin anew with the critical errors, as after a reset of the cards."""
+        self._xids = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -69,12 +99,32 @@ class NvmlSession:
                         await self._close()
 
     async def _sample(self) -> Inventory | Failure:
-        if self._process is not None:
-            found = await self._ask()
-            if isinstance(found, Inventory) and shape(found) == self._shape:
-                return found
+        if self._program is not None:
+            moved = await self._line(self._program.ask, Moved)
+            if isinstance(moved, Moved) and not self._notices(moved.events):
+                self._record = _merged(self._record, moved)
+                found = await self._read(self._record, self._topology)
+                if isinstance(found, Inventory) and self._shape is not None:
+                    found = replace(found, boot_id=self._shape.boot_id)
+                    if shape(found) == self._shape:
+                        return found
             await self._close()
         return await self._open()
+
+    def _notices(self, events: tuple[Told, ...]) -> bool:
+        """Keep the critical errors, and tell whether something is not as it was."""
+        uuids = {card.index: card.uuid for card in self._shape.cards} if self._shape else {}
+        news = False
+        for event in events:
+            uuid = uuids.get(-1 if event.card is None else event.card)
+            if event.kind == XID and uuid is not None:
+                known = self._xids.get(uuid, ())
+                if event.data not in known:
+                    self._xids[uuid] = (*known, event.data)
+                    news = True
+            elif event.kind == MIG_CONFIG_CHANGE:
+                news = True
+        return news
 
     async def release(self) -> None:
         """End the session, so that nothing of llmgw holds NVML when this returns."""
@@ -92,51 +142,40 @@ class NvmlSession:
         return found
 
     async def _start(self) -> Record | Failure:
-        command = await to_thread.run_sync(probe_command, self._nvml.library, "--session")
+        command = await to_thread.run_sync(lambda: probe_command(self._nvml.library, stays=True))
         if command is None:
             return Record(failure=Refusal("binding-missing"))
         try:
-            self._process = await running.start(command, stdin=PIPE, stderr=DEVNULL)
+            self._program = await Answering.start(command)
         except OSError as error:
             return nvml_failures.crashed(error.errno or 1, str(error))
-        if self._process is None or self._process.stdout is None:
+        if self._program is None:
             return nvml_failures.in_flight()
-        self._lines = BufferedByteReceiveStream(self._process.stdout)
-        return await self._line()
+        return await self._line(self._program.line, Record)
 
-    async def _ask(self) -> Inventory | Failure:
-        """One more sample of the open session."""
-        assert self._process is not None
-        assert self._process.stdin is not None
+    async def _line(self, line: Callable[[float], Awaitable[bytes]], kind: type[R]) -> R | Failure:
+        """The next line that the program prints, or prints when it is asked."""
         try:
-            await self._process.stdin.send(b"\n")
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            return nvml_failures.crashed(1, "the session has ended")
-        moved = await self._line()
-        if isinstance(moved, Failure):
-            return moved
-        found = await self._read(_merged(self._record, moved), self._topology)
-        if isinstance(found, Failure) or self._shape is None:
-            return found
-        return replace(found, boot_id=self._shape.boot_id)
-
-    async def _line(self) -> Record | Failure:
-        assert self._lines is not None
-        try:
-            with anyio.fail_after(self._nvml.timeout_seconds):
-                line = await self._lines.receive_until(b"\n", running.MOST_BYTES)
+            return parse(await line(self._nvml.timeout_seconds), kind)
         except TimeoutError:
             return nvml_failures.hung(self._nvml.timeout_seconds)
-        except (anyio.IncompleteRead, anyio.DelimiterNotFound):
+        except EOFError:
             return nvml_failures.crashed(1, "the session has ended")
-        return parse_record(line.decode("utf-8", "replace"))
 
     async def _read(
         self, record: Record | Failure, topology: Topology | None = None
     ) -> Inventory | Failure:
         def read(host: HostMemory | None) -> Inventory | Failure:
             library = self._nvml.library
-            return read_record(self._node, record, library=library, host=host, topology=topology)
+            return read_record(
+                self._node,
+                record,
+                library=library,
+                host=host,
+                topology=topology,
+                reads=self._reader,
+                worn_errors=self._nvml.worn_errors,
+            )
 
         found = read(None)
         if isinstance(found, Inventory) and any(
@@ -147,14 +186,13 @@ class NvmlSession:
         return found
 
     async def _close(self) -> None:
-        process, self._process, self._lines = self._process, None, None
-        if process is not None:
-            command = await to_thread.run_sync(probe_command, self._nvml.library)
-            await running.end(process, command[0] if command else "")
+        program, self._program = self._program, None
+        if program is not None:
+            await program.end()
 
 
 def _merged(record: Record, moved: Record) -> Record:
-    """The record with the calls that were asked again in place of those before."""
+    """The record with what has moved in place of what was before; the rest of it is the same."""
     fresh = {card.index: card for card in moved.cards}
     return replace(record, cards=tuple(_card(card, fresh.get(card.index)) for card in record.cards))
 
@@ -163,7 +201,10 @@ def _card(card: CardRecord, fresh: CardRecord | None) -> CardRecord:
     if fresh is None:
         return card
     own = {one.index: one.calls for one in fresh.instances}
-    instances = tuple(
-        replace(one, calls=one.calls | own.get(one.index, {})) for one in card.instances
-    )
+    instances = card.instances
+    if own:
+        instances = tuple(
+            replace(one, calls=one.calls | own[one.index]) if one.index in own else one
+            for one in instances
+        )
     return replace(card, calls=card.calls | fresh.calls, instances=instances)

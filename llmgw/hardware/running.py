@@ -43,7 +43,7 @@ class Output(msgspec.Struct, frozen=True):
 
 
 async def start(
-    command: Sequence[str], *, stdin: int = DEVNULL, stderr: int = PIPE
+    command: Sequence[str], *, stdin: int = DEVNULL, stdout: int = PIPE, stderr: int = PIPE
 ) -> anyio.abc.Process | None:
     """Start a program as a group of its own; `None` where an earlier run is not gone.
 
@@ -54,7 +54,7 @@ async def start(
     return await anyio.open_process(
         list(command),
         stdin=stdin,
-        stdout=PIPE,
+        stdout=stdout,
         stderr=stderr,
         env={**os.environ, "LC_ALL": "C"},
         start_new_session=True,
@@ -132,13 +132,21 @@ def leave_behind(name: str, leader: int) -> None:
 
 def still_running(name: str) -> bool:
     """Whether a run of the program that could not be ended is still there."""
-    left = _left_behind.get(name)
-    if left is None:
-        return False
-    if left & {(pid, started) for pid, _, started in _processes()}:
-        return True
-    del _left_behind[name]
-    return False
+    return name in _left_behind and name in left_behind()
+
+
+def may_have_left_behind() -> bool:
+    """Whether a run could not be ended, and was not seen to be gone since. Costs nothing."""
+    return bool(_left_behind)
+
+
+def left_behind() -> dict[str, int]:
+    """The programs of which a run could not be ended and is still there, and its process id."""
+    there = {(pid, started) for pid, _, started in _processes()} if _left_behind else set()
+    for name, left in list(_left_behind.items()):
+        if not left & there:
+            del _left_behind[name]
+    return {name: min(left & there)[0] for name, left in _left_behind.items()}
 
 
 def _processes() -> Iterator[tuple[int, int, str]]:

@@ -289,7 +289,9 @@ class Simulation:
                 yield f"{current} of {model.entry.replicas} {model.entry.name}"
             if len(there) - current > model.missing + elsewhere:
                 yield f"{len(there) - current} outdated {model.entry.name}, {model.missing} missing"
-            if model.missing and isinstance(place(state, model.entry, Held()), Placed):
+            under_way = any(r.retired is not None for r in state.replicas.values())
+            fits = isinstance(place(state, model.entry, Held()), Placed)
+            if model.missing and fits and not under_way:  # that room may be kept for another
                 yield f"{model.entry.name} fits and is not placed"
         for replica in here:
             if not _serves(replica):

@@ -120,10 +120,11 @@ async def _cost(folder: Path, machine: FakeMachine) -> Cost:
         )
         starts = started / Settings(node=NODE, data=folder).rediscover_seconds
         return Cost(
-            100 * own / took,
-            100 * (its / took + starts),
-            *(_memory_mb(pid, "Rss:") for pid in (agent, session)),
-            sum(_memory_mb(pid, "Pss:") for pid in (agent, session)),
+            agent_percent=100 * own / took,
+            session_percent=100 * (its / took + starts),
+            agent_mb=_memory_mb(agent, "Rss:"),
+            session_mb=_memory_mb(session, "Rss:"),
+            shared_fairly_mb=_memory_mb(agent, "Pss:") + _memory_mb(session, "Pss:"),
         )
 
 
@@ -155,7 +156,8 @@ async def _running_agent(folder: Path) -> AsyncIterator[int]:
                 found = await newest_samples(log, CLUSTER, [NODE])
                 return NODE in found and found[NODE].readings is not None
 
-            await until(measured, 60, "the agent has sent a sample")
+            has_sent: bool = await until(measured, 60, "the agent has sent a sample")
+            assert has_sent
             yield process.pid
         finally:
             process.terminate()
@@ -165,6 +167,7 @@ async def _running_agent(folder: Path) -> AsyncIterator[int]:
 
 async def _move(folder: Path, machine: FakeMachine, seconds: int) -> None:
     """Let heat, power and load of every card be another each second."""
+    began = time.monotonic()
     for second in range(seconds):
         cards = tuple(
             replace(
@@ -176,7 +179,9 @@ async def _move(folder: Path, machine: FakeMachine, seconds: int) -> None:
             for place, card in enumerate(machine.cards)
         )
         await asyncio.to_thread(write_fake_nvml, folder, replace(machine, cards=cards))
-        await asyncio.sleep(1)
+        over = began + second + 1
+        is_over: bool = await until(lambda: time.monotonic() >= over, 5, "a second")  # noqa: B023
+        assert is_over
 
 
 def _processor_seconds(pid: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -119,9 +120,21 @@ async def test_a_capture_made_by_hand_is_read_in_whatever_its_shell_wrote(
 
 
 async def test_a_folder_that_holds_no_capture_is_wrong_usage(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(UsageError, match=r"nvidia-smi-q-x\.xml"):
-            await read(folder)
+    with pytest.raises(UsageError, match=r"holds no nvidia-smi-q-x\.xml"):
+        await read(tmp_path)
+    with pytest.raises(UsageError, match="there is no folder .*/missing: make a capture"):
+        await read(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("name", ["nvidia-smi-q-x.xml", "nvidia-smi-L.txt", "nvml.json"])
+async def test_what_is_no_file_in_a_capture_is_named_and_not_waited_for(
+    tmp_path: Path, name: str
+) -> None:
+    folder = await captured(tmp_path, MACHINE)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(UsageError, match=f"{name} is no regular file"):
+        await discover(HardwareSettings(node="n1", capture_from=folder))
 
 
 @pytest.mark.parametrize(

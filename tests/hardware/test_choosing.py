@@ -18,7 +18,7 @@ from llmgw.testing.fake_smi import FakeAnswer, write_fake_smi
 from llmgw.testing.machines import FakeMachine
 
 from ..support.wait import until
-from .described import MACHINES
+from .described import MACHINES, STATES
 from .support import L40S, needs_nvml, written
 from .test_backends_agree import comparable
 
@@ -119,7 +119,7 @@ async def test_nvml_asked_for_by_name_fails_instead(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a100-mixed-mig", "h100-sxm", "h200-shared-gpu-instance", "gb10"])
 async def test_a_capture_reads_alike_on_either_backend(tmp_path: Path, name: str) -> None:
     settings = await settings_for(tmp_path, tool=MACHINES[name], library=MACHINES[name])
-    files = await capture(settings, tmp_path / "capture")
+    files = (await capture(settings, tmp_path / "capture")).files
     assert "nvml.json" in {path.name for path in files}
     kept = HardwareSettings(node="n1", capture_from=tmp_path / "capture")
     by_nvml = await discover(kept)
@@ -146,7 +146,9 @@ async def test_a_capture_keeps_why_nvml_failed(tmp_path: Path) -> None:
 
 @needs_nvml
 async def test_a_machine_without_the_tool_can_be_captured(tmp_path: Path) -> None:
-    files = await capture(await settings_for(tmp_path, library=MACHINE), tmp_path / "capture")
+    files = (
+        await capture(await settings_for(tmp_path, library=MACHINE), tmp_path / "capture")
+    ).files
     assert {path.name for path in files} >= {"nvml.json"}
     kept = HardwareSettings(node="n1", capture_from=tmp_path / "capture")
     assert len((await discover(kept)).devices) == 2
@@ -155,7 +157,7 @@ async def test_a_machine_without_the_tool_can_be_captured(tmp_path: Path) -> Non
 async def test_a_capture_without_nvmls_answers_is_read_by_the_tools(tmp_path: Path) -> None:
     await written(tmp_path, MACHINE)
     settings = await settings_for(tmp_path, tool=MACHINE)
-    files = await capture(settings, tmp_path / "capture")
+    files = (await capture(settings, tmp_path / "capture")).files
     next(path for path in files if path.name == "nvml.json").unlink()
     kept = HardwareSettings(node="n1", capture_from=tmp_path / "capture")
     assert (await discover(kept)).fallback_from is None
@@ -192,3 +194,12 @@ async def test_a_run_that_cannot_be_ended_is_not_joined_by_another(tmp_path: Pat
     ended: bool = await until(gone, what="the held run is gone")
     assert ended
     assert len((await discover(named)).devices) == 2
+
+
+async def test_how_many_errors_wear_a_card_out_can_be_set(tmp_path: Path) -> None:
+    program = await written(tmp_path, STATES["errors-above-the-limit"])
+    for limit, reasons in ((10, ["worn"]), (10_000, [])):
+        settings = HardwareSettings(
+            node="n1", backend="nvidia-smi", nvidia_smi=str(program), worn_errors=limit
+        )
+        assert [out.reason for out in (await discover(settings)).excluded] == reasons

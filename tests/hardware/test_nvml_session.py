@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +164,10 @@ async def test_what_the_driver_tells_by_itself_has_the_machine_looked_at_afresh(
 ) -> None:
     able = supports_events(0, 1)
     library = await write(tmp_path, FakeMachine((L40S, CARVED)), changed=able)
-    tell = partial(to_thread.run_sync, tell_event, library)
+
+    async def tell(card: int, kind: int, data: int = 0) -> None:
+        await to_thread.run_sync(tell_event, library, card, kind, data)
+
     await tell(0, XID, 43)  # before anybody asked: nobody is told
     async with session(tmp_path) as held:
         uuids = [card.uuid for card in (await sampled(held)).cards]
@@ -190,13 +192,21 @@ async def test_what_the_driver_tells_by_itself_has_the_machine_looked_at_afresh(
         assert held.xids == {}
 
 
-async def test_cards_that_cannot_tell_events_are_sampled_all_the_same(tmp_path: Path) -> None:
-    lacking = frozenset({"nvmlEventSetWait_v2"})
-    for more in ({"hidden": lacking}, {"changed": {"- nvmlEventSetCreate": "!999"}}):
-        able = supports_events(0) | more.get("changed", {})
-        library = await write(tmp_path, FakeMachine((L40S,)), **more | {"changed": able})
-        async with session(tmp_path) as held:
-            await sampled(held)
-            await to_thread.run_sync(tell_event, library, 0, XID, 79)
-            assert len((await sampled(held)).devices) == 1
-            assert held.xids == {}
+@pytest.mark.parametrize(
+    ("hidden", "changed"),
+    [
+        (frozenset({"nvmlEventSetWait_v2"}), {}),
+        (frozenset(), {"- nvmlEventSetCreate": "!999"}),
+        (frozenset(), {"0 nvmlDeviceGetSupportedEventTypes": "=0"}),
+    ],
+)
+async def test_cards_that_cannot_tell_events_are_sampled_all_the_same(
+    tmp_path: Path, hidden: frozenset[str], changed: dict[str, str]
+) -> None:
+    able = supports_events(0) | changed
+    library = await write(tmp_path, FakeMachine((L40S,)), hidden=hidden, changed=able)
+    async with session(tmp_path) as held:
+        await sampled(held)
+        await to_thread.run_sync(tell_event, library, 0, XID, 79)
+        assert len((await sampled(held)).devices) == 1
+        assert held.xids == {}

@@ -320,3 +320,30 @@ async def test_a_second_agent_on_the_same_folder_leaves_the_first_alone(cluster:
     assert f"in use by another agent (pid {first.pid})" in second.output
     assert "Traceback" not in second.output
     assert not first.has_ended()
+
+
+async def test_a_second_agent_of_the_same_name_starts_nothing_and_says_who_has_it(
+    cluster: Cluster,
+) -> None:
+    first = cluster.agent()
+    one = await assign(cluster, "r1", pretended(cluster, "m"))
+    await cluster.command(one, revision=1)
+    await cluster.event(e.ReplicaBecameReady, replica="r1")
+    second = cluster.agent(data=cluster.folder / "elsewhere")
+    await until(lambda: second.says("name_taken"), what="the second says that the name is taken")
+    await cluster.command(one, await assign(cluster, "r2", pretended(cluster, "m")), revision=2)
+    await cluster.event(e.ReplicaBecameReady, replica="r2")
+    assert len(cluster.starts()) == 2
+    assert len(cluster.state.nodes["n1"].sessions) == 1
+    assert not second.has_ended()
+
+    # Told to drain, the first stops its engines in good order, and leaves.
+    data = cluster.folder / "n1"
+    assert await cluster.run("agent", "drain", "--stop", data=data) == (
+        *(0, f"the agent (pid {first.pid}) has stopped its engines and left\n"),
+        "",
+    )
+    assert cluster.events(e.NodeStopped)[-1].engines == "stopped"
+    assert cluster.engines() == []
+    code, _, said = await cluster.run("agent", "drain", "--stop", data=data)
+    assert (code, "no agent runs on" in said) == (3, True)

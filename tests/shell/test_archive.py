@@ -228,6 +228,15 @@ class TestWriting:
         with pytest.raises(UsageError, match="is a folder"):
             await archive_of(path.parent, written(FEW), force=True)
 
+    async def test_what_is_no_file_is_neither_waited_for_nor_replaced(self, path: Path) -> None:
+        os.mkfifo(path)
+        with pytest.raises(UsageError, match="is no regular file: an archive is one"):
+            async with open_archive(path):
+                pass
+        with pytest.raises(UsageError, match="is no regular file, and is not replaced"):
+            await archive_of(path, written(FEW), force=True)
+        assert path.is_fifo()
+
     async def test_a_log_that_fails_on_the_way_leaves_nothing(self, path: Path) -> None:
         async def failing() -> AsyncIterator[list[Message]]:
             yield written(2 * CHUNK_RECORDS)

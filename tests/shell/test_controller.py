@@ -123,7 +123,7 @@ async def test_silence_of_one_node_is_a_loss_and_silence_of_all_is_a_doubt(
         assert {r.parts[0].node for r in cluster.state.replicas.values()} == {"n1", "n2"}
 
         pulse.nodes.clear()
-        await until(lambda: controller.says("all_nodes_silent"), 20, "the controller doubts")
+        await until(lambda: controller.says("silence_not_believed"), 20, "the controller doubts")
         assert cluster.events(e.NodeLost) == []
 
         pulse.nodes.add("n1")

@@ -56,6 +56,15 @@ async def contender(
 Contender = Callable[[Clock], Lease]
 
 
+async def looks_on(lease: Lease, clock: Clock, seconds: float) -> None:
+    """Let time go on for one that waits and looks as often as it should, up to its last look."""
+    end = clock.seconds + seconds
+    while clock.seconds + lease.pause_seconds < end:
+        clock.seconds += lease.pause_seconds
+        assert not await lease.acquire("b")
+    clock.seconds = end
+
+
 async def test_one_of_two_gets_the_lease_and_the_other_sees_who(contender: Contender) -> None:
     a, b = contender(Clock(0)), contender(Clock(5_000))
     assert await a.acquire("a")
@@ -87,7 +96,7 @@ async def test_a_paused_holder_loses_the_lease_and_learns_it(contender: Contende
     a, b = contender(mine), contender(theirs)
     await a.acquire("a")
     assert not await b.acquire("b")
-    theirs.seconds += LEASE_SECONDS
+    await looks_on(b, theirs, LEASE_SECONDS)
     assert await b.acquire("b")
     mine.seconds += LEASE_SECONDS
     assert not a.held
@@ -120,6 +129,34 @@ async def test_a_lease_that_is_new_to_us_is_waited_for_however_old_it_is(
     theirs.seconds += LEASE_SECONDS - 1
     assert not await b.acquire("b")
     theirs.seconds += 1
+    assert await b.acquire("b")
+
+
+async def test_a_lease_that_ran_out_is_still_its_holder_s_if_nobody_took_it(
+    contender: Contender,
+) -> None:
+    mine = Clock(0)
+    a = contender(mine)
+    await a.acquire("a")
+    mine.seconds += 10 * LEASE_SECONDS
+    assert not a.held
+    assert await a.renew()
+    assert a.held
+
+
+async def test_one_that_could_not_look_waits_anew_since_the_holder_could_not_renew_either(
+    contender: Contender,
+) -> None:
+    mine, theirs = Clock(0), Clock(0)
+    a, b = contender(mine), contender(theirs)
+    await a.acquire("a")
+    assert not await b.acquire("b")
+    theirs.seconds += 3 * LEASE_SECONDS
+    assert not await b.acquire("b")
+    assert await a.renew()
+    await looks_on(b, theirs, LEASE_SECONDS)
+    assert not await b.acquire("b"), "it was renewed meanwhile"
+    theirs.seconds += 2 * b.pause_seconds
     assert await b.acquire("b")
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from llmgw.core.cluster import Cluster
 from llmgw.errors import LogUnreachable, UsageError
+from llmgw.folding import fold
 from llmgw.log.archive import open_archive, write_archive
 from llmgw.log.base import Bounds
 from llmgw.log.embedded import embedded_server
@@ -18,7 +19,8 @@ from llmgw.log.jetstream import JetStreamLog
 from llmgw.log.joined import join
 from llmgw.log.keeper import newest_for
 from llmgw.log.retention import Margins, Moved, move
-from llmgw.replay import fold_log, span, verify_log
+from llmgw.log.snapshots import encode
+from llmgw.replay import fold_log, foundation, span, verify_log
 from llmgw.testing.builders import applied, card, elected, entry, joined, serving
 from llmgw.testing.invariants import snapshot
 from llmgw.wire import Outgoing
@@ -140,7 +142,14 @@ async def test_a_log_that_was_cut_needs_what_was_before_or_a_snapshot(
             await fold_log(there.log, sequence)
     with pytest.raises(LogUnreachable, match="misses the sequences 1 to"):
         await collect(there.log, until=bounds.last)
-    assert await newest_for(there.log, bounds, there.log.snapshots) is not None
+    found = await newest_for(there.log, bounds, there.log.snapshots)
+    assert found is not None
+    later = await fold_log(there.log)
+    await there.write([Outgoing(parts[0][0].subject, b"{", "another")])
+    fold(later, await collect(there.log, start=bounds.last + 1, until=bounds.last + 1))
+    await there.log.snapshots.save(later.sequence, encode(later, bounds.created_ns))
+    bounds = await there.log.bounds()
+    assert (await foundation(there.log, bounds)).sequence == found.sequence < later.sequence
 
 
 @pytest.mark.parametrize(
@@ -160,6 +169,7 @@ async def test_what_cannot_be_moved_stays(
     await there.write(parts[1])
     with pytest.raises(UsageError, match=said):
         await there.move(tmp_path / "one.llmgw", cut + before * 10**9, margins=margins)
+    assert not (tmp_path / "one.llmgw").exists()
     assert (await there.log.bounds()).first == 1
     state: Cluster = await fold_log(there.log)
     assert state.sequence == len(parts[0] + parts[1])

@@ -20,8 +20,9 @@ from llmgw.core import stimuli as s
 from llmgw.core.commands import Assignment
 from llmgw.core.memory import digest
 from llmgw.engines.base import Grant
+from llmgw.errors import EngineUnavailable
 from llmgw.settings import Settings
-from llmgw.supervise import Supervisor, last_output, log_name
+from llmgw.supervise import Supervisor, last_output, log_name, read_secret
 from tests.support.cluster import Programs, pretended
 from tests.support.nats import is_running
 from tests.support.wait import until
@@ -123,7 +124,7 @@ async def test_an_engine_is_started_asked_and_stopped_with_its_children(
         pid = (await watched.report(s.EngineSpawned, start)).pid
         await watched.health(start, entry, 200)
         assert os.getsid(pid) == pid, "it would die with its agent"
-        assert await watched.supervisor.own_pids() == {pid, *watched.children()}
+        assert set(await watched.supervisor.own_pids()) == {pid, *watched.children()}
 
         await watched.stop(start)
         ended = await watched.report(s.EngineExited, start)
@@ -215,6 +216,48 @@ async def test_a_secret_of_the_node_reaches_the_engine_and_settings_do_not(
     assert ended.output == f"{names} <***> >2retnuh<"
 
 
+async def test_a_secret_in_a_file_reaches_the_engine_and_no_output_of_it_is_shown(
+    programs: Programs,
+) -> None:
+    """Not even the output of an engine that an earlier supervisor started."""
+    secret = programs.folder / "token"
+    secret.write_text("hunter3\n")
+    script = (
+        "import os; key = os.environ['API_TOKEN']; print(key, key[::-1], flush=True);"
+        "os.read(os.open(os.environ['GATE'], os.O_RDONLY), 1)"
+    )
+    gate = programs.folder / "gate"
+    os.mkfifo(gate)
+    env = {"API_TOKEN": f"${{file:{secret}}}", "GATE": str(gate)}
+    entry = pretended(programs, "m", command=(sys.executable, "-c", script), env=env)
+    async with supervising(programs) as first:
+        start = await first.spawn(entry)
+        await first.report(s.EngineSpawned, start)
+    async with supervising(programs) as second:
+        await second.supervisor.find({})
+        descriptor = await anyio.to_thread.run_sync(os.open, gate, os.O_WRONLY)
+        os.close(descriptor)
+        ended = await second.report(s.EngineExited, start)
+    # The engine had it, as its reverse shows; what it printed of it is masked.
+    assert ended.output == "*** 3retnuh"
+
+
+def test_a_file_of_a_secret_holds_one_value(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("value with blanks \r\n")
+    assert read_secret(str(file)) == "value with blanks "
+    wrong = {"empty": b"", "long": b"x" * 20_000, "binary": b"a\0b", "latin": b"caf\xe9"}
+    for name, raw in wrong.items():
+        file.write_bytes(raw)
+        with pytest.raises(EngineUnavailable, match="must hold one value") as caught:
+            read_secret(str(file))
+        assert raw.decode("latin-1") not in str(caught.value) or not raw, name
+    os.mkfifo(tmp_path / "pipe")
+    for name, said in (("none", "No such file"), ("pipe", "one value"), (".", "a directory")):
+        with pytest.raises(EngineUnavailable, match=said):
+            read_secret(str(tmp_path / name))
+
+
 async def test_the_next_supervisor_finds_the_engine_and_notices_its_end(
     programs: Programs,
 ) -> None:
@@ -269,7 +312,7 @@ signal.pause()
         pid = (await watched.report(s.EngineSpawned, start)).pid
         log = programs.folder / "engines" / log_name(start)
         await until(lambda: log.stat().st_size, what="the engine has set its title")
-        assert await watched.supervisor.own_pids() == {pid}
+        assert set(await watched.supervisor.own_pids()) == {pid}
         await watched.stop(start, "KILL")
         await watched.report(s.EngineExited, start)
 

@@ -15,11 +15,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from llmgw.catalog.entries import Entry
 from llmgw.core import events as e
 from llmgw.log.embedded import embedded_server
 from llmgw.log.jetstream import connect
+from llmgw.outputs import MOST_BYTES, earlier
 from llmgw.settings import Settings
 from llmgw.telling import say, tell
 from tests.support.cluster import Programs, pretended, running_up
@@ -235,6 +237,70 @@ async def test_a_disk_that_fills_up_later_stops_nothing_that_runs(tmp_path: Path
             await up.assert_folds_the_same()
             assert await up.program.stop() == 0
             assert up.tree() == []
+
+
+async def test_a_first_start_with_a_catalog_never_says_that_a_model_has_no_place(
+    tmp_path: Path,
+) -> None:
+    file = catalog_file(tmp_path, pretended(Programs(tmp_path), "m"))
+    async with running_up(tmp_path, "--catalog", str(file)) as up:
+        await up.event(e.ReplicaBecameReady)
+        assert up.events(e.ModelLeftUnplaced) == []
+        assert "without a place" not in up.program.output
+
+
+async def test_a_catalog_is_applied_though_the_hardware_cannot_be_read(tmp_path: Path) -> None:
+    file = catalog_file(tmp_path, pretended(Programs(tmp_path), "m"))
+    unreadable = {"backend": "nvidia-smi", "nvidia_smi": "no-such-program"}
+    async with running_up(tmp_path, "--catalog", str(file), **unreadable) as up:
+        await up.event(e.ModelLeftUnplaced)
+        [asked] = up.events(e.CatalogApplied)
+        assert asked.file == str(file)
+
+
+async def test_what_engines_and_parts_print_is_cut_while_they_go_on(tmp_path: Path) -> None:
+    async with running_up(tmp_path) as up:
+        chatty = ("/bin/sh", "-c", 'yes reading weights | head -c 17000000; exec "$@"', "sh")
+        entry = pretended(up, "m")
+        await up.apply(replace(entry, command=(*chatty, *entry.command)))
+        ready = await up.event(e.ReplicaBecameReady)
+        engine_log = tmp_path / "data" / "agent" / "engines" / "r1-0-g1-a1.log"
+        controller_log = tmp_path / "data" / "logs" / "controller.log"
+        with controller_log.open("ab") as file:
+            file.write(bytes(17_000_000))
+        for log in (engine_log, controller_log):
+            await until(lambda log=log: log.stat().st_size < 1_000_000, 30, f"{log} is cut")  # type: ignore[misc]
+            assert earlier(log).stat().st_size == MOST_BYTES
+        assert [p.pid for p in up.engines()] == [ready.pid]
+        await up.apply()
+        await up.event(e.ReplicaStopped)
+        await until(lambda: b"replica_retired" in controller_log.read_bytes(), 20, "it writes on")
+
+
+async def test_a_log_that_a_full_disk_made_refuse_is_started_again_once_there_is_room(
+    tmp_path: Path,
+) -> None:
+    with mounted(tmp_path / "small", "size=40m") as folder:
+        async with running_up(tmp_path, data=folder) as up:
+            await up.apply(pretended(up, "m"))
+            ready = await up.event(e.ReplicaBecameReady)
+            server = up.part("nats-server")
+            filler = folder / "filler"
+            with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+            large = e.NodeHardwareUnreadable(reason="x" * 9000)
+            writing = asyncio.create_task(up.write(large, node="n2"))
+            log = folder / "nats" / "server.log"
+            await until(lambda: "no space left" in log.read_text(), 30, "the log has refused")
+            filler.unlink()
+            await until(lambda: up.program.says("log_server_started_again"), 30, "up has noticed")
+            assert await writing > 0, "what was refused is stored after all"
+            assert up.part("nats-server") != server
+            assert [p.pid for p in up.engines()] == [ready.pid]
+            await up.apply()
+            await up.event(e.ReplicaStopped, 60)
+            assert await up.program.stop() == 0
 
 
 async def test_a_log_that_was_wiped_is_said_and_stops_nothing(tmp_path: Path) -> None:
