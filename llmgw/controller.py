@@ -3,14 +3,14 @@
 One task folds the log. While this controller holds the lease, another asks `decide` and appends
 what comes back, events fenced against every other controller, and waits until its own records
 came back through the fold before it asks again. A third notes silence: the clock is a fact that
-only a shell can see. It may be killed anywhere; the next one folds the log and goes on.
+only a shell can see. It may be killed anywhere; the next one folds the log and goes on, from a
+snapshot where there is one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import secrets
 import time
@@ -25,19 +25,29 @@ from llmgw.core import events as e
 from llmgw.core.cluster import Cluster
 from llmgw.core.commands import SetAssignments
 from llmgw.core.decide import decide
-from llmgw.errors import AppendRefused, LlmgwError, LogUnreachable, MalformedRecord
+from llmgw.core.watch import Watch
+from llmgw.errors import (
+    AppendRefused,
+    DataFolderError,
+    LlmgwError,
+    LogUnreachable,
+    MalformedRecord,
+)
 from llmgw.folding import fold
 from llmgw.log.base import LogRewound
 from llmgw.log.jetstream import JetStreamLog, connect
+from llmgw.log.keeper import Keeper
 from llmgw.log.lease import Lease
+from llmgw.log.snapshots import LocalSnapshots, open_snapshots
+from llmgw.service import serve_views
 from llmgw.settings import Settings, nats_url
 from llmgw.stopping import hearing_signals
 
 RETRY_SECONDS = 1.0
-LEASE_SECONDS = 15.0
 WATCH_SECONDS = 1.0
-PAUSED_SECONDS = 5.0
 BATCH = 500
+FOLDER = "controller"
+"""Where in the data folder a controller keeps what it need not fold again."""
 
 log = structlog.get_logger()
 
@@ -45,36 +55,42 @@ log = structlog.get_logger()
 class Controller:
     """One running controller. Made and run by `run_controller`."""
 
-    def __init__(self, settings: Settings, found: JetStreamLog) -> None:
+    def __init__(self, settings: Settings, found: JetStreamLog, keeper: Keeper) -> None:
         self._settings = settings
         self._log = found
+        self._keeper = keeper
         self._holder = f"{settings.node}-{os.getpid()}-{secrets.token_hex(4)}"
-        self._lease = Lease(found, found.lease_subject("controller"), lease_seconds=LEASE_SECONDS)
+        subject = found.lease_subject("controller")
+        self._lease = Lease(found, subject, lease_seconds=settings.lease_seconds)
+        self._renewed = anyio.Event()
+        self._said = ""
         self.state = Cluster()
         self._folded = asyncio.Condition()
         self._number = 0
         self._term = 0
         self._appending = asyncio.Lock()
         self._newest_sample: dict[str, int] = {}
-        self._heard: dict[str, float] = {}
-        self._counting_since = 0.0
-        self._facts: dict[str, int] = {}
+        self._watch: Watch | None = None
 
     async def run(self) -> None:
         """Run for ever. Raises `LogRewound` when the log is not the one that was folded."""
-        target = (await self._log.bounds()).last
+        bounds = await self._log.bounds()
+        self.state = await self._keeper.load(self._log, bounds)
+        log.info("controller_begins", sequence=self.state.sequence, of=bounds.last)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._fold)
-            await self._until_folded(target)
-            log.info("controller_caught_up", sequence=target)
+            await self._until_folded(bounds.last)
+            log.info("controller_caught_up", sequence=bounds.last)
+            tasks.start_soon(self._keeper.keep, self.state, lambda: self._lease.held)
             tasks.start_soon(self._listen)
             tasks.start_soon(self._lead)
+            tasks.start_soon(serve_views, self._log, self._settings, self.state, self._until_folded)
 
     # --- folding -------------------------------------------------------------------------------
 
     async def _fold(self) -> None:
         state = self.state
-        batches = self._log.follow(1)
+        batches = self._log.follow(state.sequence + 1)
         async with contextlib.aclosing(batches):  # type: ignore[type-var]
             async for batch in batches:
                 fold(state, batch)
@@ -96,29 +112,50 @@ class Controller:
                     await self._lead_once()
             except LogRewound:
                 raise
-            except (AppendRefused, LogUnreachable) as error:
-                log.warning("controller_steps_back", reason=str(error))
-            await anyio.sleep(LEASE_SECONDS / 3 if not self._lease.held else RETRY_SECONDS)
+            except LogUnreachable as error:
+                self._say_once("lead_not_to_be_had", str(error))
+            else:
+                self._said = ""
+            await anyio.sleep(self._lease.pause_seconds)
 
     async def _lead_once(self) -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._renew)
+                await self._take_the_lead()
+                tasks.start_soon(self._watch_silence)
+                tasks.start_soon(self._decide)
+        except* (AppendRefused, LogUnreachable) as group:
+            log.warning("controller_lost_the_lead", term=self._term, reason=_first(group))
+        finally:
+            self._watch = None
+
+    async def _take_the_lead(self) -> None:
         await self._until_folded((await self._log.bounds()).last)
         self._term = self.state.term + 1
         self._number = 0
         await self._append([e.ControllerElected(term=self._term, holder=self._holder)])
         log.info("controller_leads", term=self._term)
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._renew)
-                tasks.start_soon(self._watch_silence)
-                tasks.start_soon(self._decide)
-        except* (AppendRefused, LogUnreachable) as group:
-            log.warning("controller_lost_the_lead", term=self._term, reason=_first(group))
 
     async def _renew(self) -> None:
+        """Keep the lease, also beyond its end while the log is away: then nothing is said."""
         while True:
-            await anyio.sleep(LEASE_SECONDS / 3)
-            if not await self._lease.renew():
-                raise AppendRefused("another controller took the lease")
+            await anyio.sleep(self._lease.pause_seconds)
+            try:
+                if not await self._lease.renew():
+                    raise AppendRefused("another controller took the lease")
+            except LogUnreachable as error:
+                self._say_once("lease_not_renewed", str(error))
+            else:
+                self._said = ""
+                self._renewed.set()
+                self._renewed = anyio.Event()
+
+    def _say_once(self, what: str, reason: str) -> None:
+        """Log what is tried again and again only when it begins to fail."""
+        if self._said != what:
+            self._said = what
+            log.warning(what, reason=reason)
 
     async def _decide(self) -> None:
         """Ask for decisions after every change, and append them, until the lead is lost."""
@@ -142,7 +179,7 @@ class Controller:
         async with self._appending:
             for start in range(0, len(events), BATCH):
                 batch = events[start : start + BATCH]
-                self._check_lease()
+                await self._until_held()
                 sequences = await self._log.append_many(
                     [self._encode(event) for event in batch],
                     expected_last=self.state.last_controller_sequence,
@@ -153,7 +190,7 @@ class Controller:
                 await self._until_folded(sequences[-1])
 
     async def _command(self, commands: list[SetAssignments]) -> None:
-        self._check_lease()
+        await self._until_held()
         cluster = self._settings.cluster
         messages = []
         for command in commands:
@@ -167,10 +204,12 @@ class Controller:
             sequences = await self._log.append_many(messages)
             await self._until_folded(sequences[-1])
 
-    def _check_lease(self) -> None:
+    async def _until_held(self) -> None:
         """A controller that slept past its lease finds out here, before it says anything."""
-        if not self._lease.held:
-            raise AppendRefused("the lease ran out")
+        while not self._lease.held:
+            await self._renewed.wait()
+        if self.state.term > self._term:
+            raise AppendRefused(f"term {self.state.term} leads")
 
     def _encode(self, event: e.ControllerEvent) -> wire.Outgoing:
         self._number += 1
@@ -195,57 +234,30 @@ class Controller:
             async for batch in samples:
                 for message in batch:
                     node = message.subject.rsplit(".", 1)[-1]
-                    if message.sequence > self._newest_sample.setdefault(node, message.sequence):
+                    known = self._newest_sample.setdefault(node, message.sequence)
+                    if message.sequence != known:  # lower after a restart: samples are in memory
                         self._newest_sample[node] = message.sequence
-                        self._heard[node] = time.monotonic()
+                        if self._watch is not None:
+                            self._watch.hear(node, time.monotonic())
 
     async def _watch_silence(self) -> None:
-        """Write down which nodes are silent for too long, and which are heard again.
-
-        The first deadline runs from the moment of taking the lead. If this process itself was
-        away (paused, or without the log), or if all nodes fell silent together, the fault is
-        more likely on this side: nobody is lost then, and every deadline starts again.
-        """
-        self._counting_since = woke = time.monotonic()
-        self._facts = {node.name: node.heard_ns for node in self.state.nodes.values()}
+        """Write down which nodes are silent for too long, and which are back; see `core.watch`."""
+        watch = self._watch = Watch(self._settings.node_lost_seconds, self.state, time.monotonic())
+        doubt = None
         while True:
             await anyio.sleep(WATCH_SECONDS)
-            late = time.monotonic() - woke - WATCH_SECONDS > PAUSED_SECONDS
-            woke = time.monotonic()
-            if late or not self._log.connected:
-                self._counting_since = woke
-                continue
-            noted = self._noted(woke)
+            connected = self._log.connected and self._lease.held
+            noted = watch.look(self.state, time.monotonic(), connected=connected)
+            if watch.doubt not in (doubt, None):
+                log.error("silence_not_believed", reason=watch.doubt)
+            doubt = watch.doubt
             if noted:
                 await self._append(noted)
 
-    def _noted(self, moment: float) -> list[e.ControllerEvent]:
-        limit = self._settings.node_lost_seconds
-        nodes = [node for node in self.state.nodes.values() if node.started]
-        self._hear_facts(moment)
-        heard = {node.name: self._heard.get(node.name, -math.inf) for node in nodes}
-        silent = {node.name: moment - max(heard[node.name], self._counting_since) for node in nodes}
-        lost = [n.name for n in nodes if not n.lost and silent[n.name] > limit]
-        if len(lost) > 1 and len(lost) == len(nodes):
-            log.error("all_nodes_silent", nodes=len(lost), seconds=limit)
-            self._counting_since = moment
-            return []
-        back = [n.name for n in nodes if n.lost and moment - heard[n.name] < limit]
-        term = self._term
-        return [
-            *(e.NodeLost(term=term, node=n, silent_seconds=round(silent[n], 1)) for n in lost),
-            *(e.NodeReturned(term=term, node=n) for n in back),
-        ]
-
-    def _hear_facts(self, moment: float) -> None:
-        """A fact is a sign of life as much as a sample is, and a new node's first one."""
-        for node in self.state.nodes.values():
-            if self._facts.get(node.name) != node.heard_ns:
-                self._facts[node.name] = node.heard_ns
-                self._heard[node.name] = moment
-
     async def release(self) -> None:
         """Give the lease up, so that the next controller need not wait for its end."""
+        with contextlib.suppress(LlmgwError), anyio.move_on_after(2):
+            await self._keeper.leave(self.state)
         with contextlib.suppress(LlmgwError), anyio.move_on_after(2):
             await self._lease.release()
 
@@ -274,15 +286,27 @@ async def run_controller(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        local = None
+        try:
+            local = await stack.enter_async_context(open_snapshots(settings.data / FOLDER))
+        except DataFolderError as error:
+            log.warning("snapshots_not_kept_here", reason=str(error))
+        await _serve_with(settings, local)
+
+
+async def _serve_with(settings: Settings, local: LocalSnapshots | None) -> None:
     name = f"controller {settings.node}"
     while True:
         try:
-            found = await connect(nats_url(settings), settings.cluster, name=name)
+            found = await connect(
+                nats_url(settings), settings.cluster, name=name, replicas=settings.log_replicas
+            )
         except LogUnreachable as error:
             log.warning("log_unreachable", reason=str(error))
             await anyio.sleep(RETRY_SECONDS)
             continue
-        controller = Controller(settings, found)
+        controller = Controller(settings, found, Keeper(local, found.snapshots))
         try:
             await controller.run()
         except* (LogRewound, LogUnreachable) as group:

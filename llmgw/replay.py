@@ -108,6 +108,10 @@ async def foundation(log: Readable, bounds: Bounds, most: int | None = None) -> 
         from llmgw.log.keeper import newest_for  # SQLite, which most who read a log never need
 
         found = await newest_for(log, bounds, stored, most=most)
+        older = found if most is None else None
+        while older is not None:
+            found = older
+            older = await newest_for(log, bounds, stored, most=older.sequence - 1)
         if found is not None:
             return found.state
     if lost and (most is None or most > 0):

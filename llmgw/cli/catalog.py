@@ -17,13 +17,13 @@ app = group("Validate catalogs.")
 def check(file: Annotated[Path, typer.Argument(help="A catalog in YAML.")]) -> None:
     """Print FILE:LINE: field: message for every mistake. Exits with 2 if there is one."""
     from llmgw.catalog.load import check_file
+    from llmgw.cli.output import write_lines
 
     checked = check_file(file)
     for warning in checked.warnings:
         note(f"warning: {warning}")
-    for problem in checked.problems:
-        print(problem)
     if checked.problems:
+        write_lines(map(str, checked.problems))
         raise typer.Exit(2)
     count = len(checked.catalog.models)
     note(f"{file}: {count} {'model' if count == 1 else 'models'}, no mistakes")

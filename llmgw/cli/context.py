@@ -49,7 +49,11 @@ async def open_log(settings: Settings) -> AsyncIterator[JetStreamLog]:
     url = nats_url(settings)
     try:
         log = await connect(
-            url, settings.cluster, name="llmgw ctl", deadline_seconds=CONNECT_SECONDS
+            url,
+            settings.cluster,
+            name="llmgw ctl",
+            deadline_seconds=CONNECT_SECONDS,
+            replicas=settings.log_replicas,
         )
     except LogUnreachable as error:
         if settings.nats_url is not None:

@@ -17,6 +17,7 @@ from llmgw.cli import (
     ctl_explain,
     ctl_plan,
     ctl_replay,
+    ctl_retain,
 )
 from llmgw.cli.ctl_show import show
 from llmgw.cli.ctl_source import where
@@ -34,6 +35,8 @@ app.command("events")(ctl_events.events)
 app.command("plan")(ctl_plan.plan)
 app.command("explain")(ctl_explain.explain)
 app.command("replay")(ctl_replay.replay)
+app.command("archive")(ctl_retain.archive)
+app.command("snapshot")(ctl_retain.snapshot)
 app.command("bisect")(ctl_bisect.bisect)
 app.command("export")(ctl_archive.export)
 app.command("import")(ctl_archive.import_)

@@ -85,13 +85,17 @@ def around(asked: Where, name: str, span: Span, output: Format) -> None:
 
 async def _around(asked: Where, name: str, span: Span) -> Explanation:
     from llmgw import wire
-    from llmgw.cli.ctl_explain import unknown
+    from llmgw.cli.ctl_explain import say_what_is_gone, unknown
     from llmgw.replay import foundation
     from llmgw.replay import span as messages
     from llmgw.views.explain import Explanations
 
     async with opened(asked) as source:
-        base = await foundation(source.log, await source.log.bounds())
+        bounds = await source.log.bounds()
+        base = await foundation(source.log, bounds, span.until if bounds.first > 1 else None)
+        if span.until_ns is not None and span.until_ns < base.time_ns:
+            base = await foundation(source.log, bounds, bounds.first)  # or says what is missing
+        say_what_is_gone(base.sequence)
         touching = Explanations(name, closely=True, state=base)
         begin = base.sequence + 1
         until, until_ns = span.until, span.until_ns

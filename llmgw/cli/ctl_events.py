@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from llmgw.cli.context import note
-from llmgw.cli.ctl_source import ArchiveFile, Source, Span, Where, opened, parse_span, where
+from llmgw.cli.ctl_source import (
+    ArchiveFile,
+    Live,
+    Source,
+    Span,
+    Where,
+    opened,
+    parse_span,
+    where,
+)
 from llmgw.cli.options import ClusterName, Data, Format, NatsUrl, Output
 from llmgw.errors import UsageError
 
@@ -66,6 +76,7 @@ def events(
         int | None, typer.Option(min=1, help="Only the newest so many.", show_default=False)
     ] = None,
     archive: ArchiveFile = None,
+    live: Live = False,
     output: Output = Format.TABLE,
     nats_url: NatsUrl = None,
     cluster: ClusterName = None,
@@ -88,7 +99,7 @@ def events(
         raise UsageError("--follow and --archive do not go together: nothing comes to an archive")
     span = parse_span(since, until, ("--since", "--until"))
     wanted = partial(concerns, wire=type, node=node, replica=replica)
-    source = where(archive, nats_url, cluster, data)
+    source = where(archive, nats_url, cluster, data, live=live)
     asked = _Asked(source, span, wanted, model, limit, output)
     if follow:
         asyncio.run(_follow(asked))
@@ -124,11 +135,20 @@ async def _rejected(
 ) -> list[RejectedRow]:
     """Return what of the records changed nothing: that depends on all that was before them."""
     from llmgw import views
-    from llmgw.replay import present_records
+    from llmgw.replay import foundation, records
 
+    bounds = await source.log.bounds()
+    base = await foundation(source.log, bounds)
     kept = {record.sequence async for record in found}
-    everything = [record async for record in present_records(source.log)]
-    rows = [row for row in views.rejected(everything) if row.sequence in kept]
+    if base.sequence >= bounds.first:
+        note(
+            f"what changed nothing up to {base.sequence} is not told: it follows from records that "
+            "were moved into an archive. Name that with --archive FILE --live"
+        )
+    since, until = base.sequence + 1, bounds.last
+    later = records(source.log, start=since, until=until) if since <= until else None
+    everything = [record async for record in later] if later is not None else []
+    rows = [row for row in views.rejected(everything, base) if row.sequence in kept]
     return rows[-asked.limit :] if asked.limit else rows
 
 
@@ -136,14 +156,18 @@ async def _models(asked: _Asked, source: Source) -> ModelsOfReplicas:
     """Learn of which model each replica is, if that matters: it is said once, and maybe before."""
     from llmgw import wire
     from llmgw.core.events import ReplicaAssigned
-    from llmgw.replay import records
+    from llmgw.replay import foundation, records
     from llmgw.views import ModelsOfReplicas
 
     models = ModelsOfReplicas()
-    last = (await source.log.bounds()).last
+    bounds = await source.log.bounds()
+    last = bounds.last
+    if asked.model is not None and bounds.first > 1 and source.live is not None:
+        with suppress(UsageError):  # events are shown whether a snapshot stands for what is gone
+            models.know(await foundation(source.log, bounds))
     if asked.model is not None and last:
         subject = wire.event_subject(source.cluster, ReplicaAssigned)
-        async for record in records(source.log, until=last, subjects=[subject]):
+        async for record in records(source.log, start=bounds.first, until=last, subjects=[subject]):
             models.learn(record)
     return models
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmgw.cli.context import note
 from llmgw.cli.ctl_source import ArchiveFile, Live, Where, opened, where
 from llmgw.cli.options import ClusterName, Data, Format, NatsUrl, Output
 from llmgw.errors import UsageError
@@ -30,9 +31,9 @@ def explain(
 ) -> None:
     """Show what led to how a replica, a model or a node stands, or what a record led to.
 
-    The chain of facts, decisions with the reasons and refusals that they recorded, commands, and
-    what came of them. FROM are the sequences that a decision was made on. With `-o wide` the last
-    output of engines that failed follows.
+    The chain of facts, decisions with the reasons, scores and refusals that they recorded,
+    commands, and what came of them. FROM are the sequences that a decision was made on. With
+    `-o wide` the last output of engines that failed follows.
     """
     import asyncio
 
@@ -50,6 +51,7 @@ async def _explain(asked: Where, name: str) -> Explanation:
     async with opened(asked) as source:
         bounds = await source.log.bounds()
         base = await foundation(source.log, bounds)
+        say_what_is_gone(base.sequence)
         explanations = Explanations(name, state=base)
         if base.sequence < bounds.last:
             async for record in records(source.log, start=base.sequence + 1, until=bounds.last):
@@ -73,12 +75,27 @@ async def _chain(log: Readable, sequence: int) -> Explanation | None:
             f"the log holds the records {bounds.first} to {bounds.last}, and no {sequence}"
         )
     base = await foundation(log, bounds)
+    if sequence <= base.sequence:
+        raise UsageError(
+            f"of record {sequence} nothing is known but itself: the log lost its beginning to an "
+            f"archive, and the oldest snapshot is of {base.sequence}. Name the archive with "
+            "--archive FILE --live"
+        )
     chain = Chain(sequence, base)
     async for record in records(log, start=base.sequence + 1, until=bounds.last):
         chain.take(record)
         if chain.complete:
             break
     return chain.found()
+
+
+def say_what_is_gone(sequence: int) -> None:
+    """Say up to where nothing is told, if the log lost its beginning."""
+    if sequence:
+        note(
+            f"what was up to sequence {sequence} is not told: the log lost its beginning to an "
+            "archive. Name that with --archive FILE --live"
+        )
 
 
 def unknown(name: str, cluster: str, state: Cluster) -> UsageError:
@@ -102,7 +119,7 @@ def _lines(found: Explanation, wide: bool) -> Iterator[str]:
         Column("TYPE", lambda s: s.type, wide=True),
         Column("NODE", lambda s: s.node),
         Column("WHAT", lambda s: s.summary),
-        Column("WHY", why),
+        Column("WHY", why, whole=True),
     )
     yield from table_lines(found.steps, columns, wide)
     yield ""
@@ -122,9 +139,12 @@ def _output_lines(engine: str, output: str) -> Iterator[str]:
 
 
 def why(step: Step) -> str:
-    """Return the reasons and refusals of a step on one line."""
-    from llmgw.views.summaries import counted
+    """Return the reasons, the score and the refusals of a step on one line."""
+    from llmgw.views.summaries import chosen, counted
 
-    refused = f"refused elsewhere: {counted(step.refusals)}" if step.refusals else ""
+    scored = chosen(step.score)
+    by = f"chosen by: {scored}" if scored else ""
+    where = "refused elsewhere" if step.score or step.reasons else "refused"
+    refused = f"{where}: {counted(step.refusals)}" if step.refusals else ""
     void = f"void: {step.void}" if step.void else ""
-    return "; ".join(part for part in (*step.reasons, refused, void) if part)
+    return "; ".join(part for part in (*step.reasons, by, refused, void) if part)

@@ -53,7 +53,8 @@ async def _look(
     from llmgw.replay import live_samples
 
     samples = None
-    if view == "devices" and not then and source.live is not None and settings is not None:
+    measured = view in ("devices", "replicas") and not then
+    if measured and source.live is not None and settings is not None:
         cluster, seconds = settings.cluster, settings.sample_seconds
         samples = await live_samples(source.live, cluster, state, seconds)
     return views.shown(view, state, source.cluster, samples)

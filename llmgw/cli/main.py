@@ -22,7 +22,9 @@ app.callback()(lambda: None)  # without it typer makes a single command the whol
 @app.command()
 def version() -> None:
     """Print the version."""
-    print(__version__)
+    from llmgw.cli.output import write_lines
+
+    write_lines([__version__])
 
 
 def run() -> None:

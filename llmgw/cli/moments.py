@@ -1,4 +1,4 @@
-"""Points in a log as people name them: a sequence, a time, or so long ago."""
+"""Time as people name it: points in a log (a sequence, a time, so long ago), and lengths."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from llmgw.errors import UsageError
 _LONGEST_SEQUENCE = 18
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?Z?")
 _AGO = re.compile(r"(\d{1,9})\s*([a-z]+)\s+ago")
+_LENGTH = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*([smhd])", re.ASCII)
+_LONGEST_SECONDS = 7 * 24 * 3600
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _UNITS |= {"sec": "seconds", "min": "minutes"}
 
@@ -30,6 +32,20 @@ def parse_point(text: str, now: datetime, option: str = "--to") -> int | datetim
             f"{option} {text!r:.60} is neither a sequence nor a time: write 1234, "
             "2026-03-01T14:05:00Z, 14:05 (today, UTC) or '10 minutes ago'"
         ) from None
+
+
+def parse_length(text: str, option: str) -> float:
+    """Return the seconds that `30s`, `10m`, `2h` or `1d` name.
+
+    Raises `UsageError` for anything else, for nothing and for more than a week.
+    """
+    match = _LENGTH.fullmatch(text.strip().lower())
+    seconds = timedelta(**{_UNITS[match[2]]: float(match[1])}).total_seconds() if match else 0.0
+    if not 0 < seconds <= _LONGEST_SECONDS:
+        raise UsageError(
+            f"{option} {text!r:.60} is not a length of time up to a week: write 30s, 10m or 2h"
+        )
+    return seconds
 
 
 def _sequence(text: str) -> int:

@@ -29,12 +29,16 @@ _PIPE_CLOSED = 141
 
 
 class Column(NamedTuple):
-    """One column: its header, what it shows of a row, and whether only `wide` shows it."""
+    """One column: its header, what it shows of a row, and whether only `wide` shows it.
+
+    A `whole` one is never cut: for the last of a table whose point it is.
+    """
 
     header: str
     cell: Callable[[Any], object]
     wide: bool = False
     right: bool = False
+    whole: bool = False
 
 
 def emit(data: T, output: Format, table: Callable[[T, bool], Iterable[str]]) -> None:
@@ -44,7 +48,7 @@ def emit(data: T, output: Format, table: Callable[[T, bool], Iterable[str]]) -> 
     elif output is Format.YAML:
         _write(_as_yaml(data))
     else:
-        _write_lines(table(data, output is Format.WIDE))
+        write_lines(table(data, output is Format.WIDE))
 
 
 def emit_more(
@@ -56,7 +60,7 @@ def emit_more(
     elif output is Format.YAML:
         _write(b"".join(b"---\n" + _as_yaml(row) for row in rows))
     else:
-        _write_lines(table(rows, output is Format.WIDE))
+        write_lines(table(rows, output is Format.WIDE))
 
 
 def table_lines(
@@ -68,7 +72,7 @@ def table_lines(
     with the first.
     """
     shown = [column for column in columns if wide or not column.wide]
-    cells = [[_cell(column.cell(row), wide) for column in shown] for row in rows]
+    cells = [[_cell(column.cell(row), wide or column.whole) for column in shown] for row in rows]
     if not widths:
         cells.insert(0, [column.header for column in shown])
     widths = widths if widths is not None else []
@@ -109,13 +113,17 @@ def _as_yaml(data: object) -> bytes:
     return str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)).encode()
 
 
-def _write_lines(lines: Iterable[str]) -> None:
-    text = "".join(f"{line}\n" for line in lines)
-    _write(text.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
+def write_lines(lines: Iterable[str]) -> None:
+    """Print lines for people."""
+    shown = (line if line.isprintable() else visible(line) for line in lines)
+    text = "".join(f"{line}\n" for line in shown)
+    _write(text.encode(getattr(sys.stdout, "encoding", None) or "utf-8", "backslashreplace"))
 
 
 def _write(payload: bytes) -> None:
     """Write to stdout at once. A reader that went away, such as `head`, is no failure."""
+    if sys.stdout is None:  # as Python has it where the caller has closed it
+        raise LlmgwError("the output cannot be written: standard output is closed")
     try:
         sys.stdout.flush()
         sys.stdout.buffer.write(payload)

@@ -27,12 +27,12 @@ def export(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
 @app.command()
 def check(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
     """Compare DIR with the types of this version. Exits with 1 if they differ."""
+    from llmgw.cli.output import write_lines
     from llmgw.schemas import check as compare
 
     drift = compare(folder)
-    for line in drift:
-        print(line)
     if drift:
+        write_lines(drift)
         note(f"{folder} is not what this version says: run `make schemas`")
         raise typer.Exit(1)
 
@@ -43,11 +43,11 @@ def compare(folder: Annotated[Path, typer.Argument(metavar="DIR")]) -> None:
 
     DIR is what an older version exported. Exits with 4 if something breaks.
     """
+    from llmgw.cli.output import write_lines
     from llmgw.schemas import compare as found
 
     broken = found(folder)
-    for line in broken:
-        print(line)
     if broken:
+        write_lines(broken)
         note("programs written for these schemas need a change before this version is used")
         raise typer.Exit(SAID_NO)

@@ -67,6 +67,8 @@ def _state(node: NodeRow) -> str:
 
 
 def _failure(replica: ReplicaRow) -> str | None:
+    if replica.progress and not replica.retired:
+        return replica.progress
     if replica.retired or not (replica.reason and replica.meaning):
         return replica.retired or replica.reason
     return f"{replica.reason}: {replica.meaning}"
@@ -146,7 +148,7 @@ STEPS = (
     Column("REPLICA", _replica),
     Column("FROM", lambda r: _places(r.before)),
     Column("TO", lambda r: _places(r.after)),
-    Column("WHY", lambda r: r.reasons),
+    Column("WHY", lambda r: r.reasons, whole=True),
 )
 
 SETTINGS = (

@@ -298,6 +298,8 @@ def _replica_adopted(state: Cluster, node: Node, body: e.ReplicaAdopted) -> None
         part.port = body.port
         if part.phase in ("lost", "assigned"):
             _move(state, part, "starting")
+        if body.part == 0 and part.meeting_port is None:
+            _regroup(state, body.replica)  # the others would never hear where to meet it
 
 
 def _replica_failed(state: Cluster, node: Node, body: e.ReplicaFailed) -> None:

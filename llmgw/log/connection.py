@@ -132,11 +132,17 @@ class Connection:
             await self._session.close()
         self._ready.set()
 
-    async def _connect(self, attempt_seconds: float) -> Session:
+    async def _connect(self, attempt_seconds: float, *, again: bool = False) -> Session:
         session = Session(self._ping_interval_seconds)
         try:
             await session.open(self._url, self._name, attempt_seconds)
-            await self._prepare(session)
+            try:
+                await self._prepare(session)
+            except NoAnswer:
+                # Streams without a leader come back while they are asked for something, and only
+                # one that is missing then needs to be prepared.
+                if not again or session.lost is not None:
+                    raise
         except BaseException:
             await session.close()
             raise
@@ -162,7 +168,7 @@ class Connection:
         pause_seconds = _RECONNECT_PAUSE_SECONDS
         while True:
             try:
-                return await self._connect(CONNECT_ATTEMPT_SECONDS)
+                return await self._connect(CONNECT_ATTEMPT_SECONDS, again=True)
             except LlmgwError as failure:  # Even a refusal: credentials rotate, servers upgrade.
                 self._reason = str(failure)
                 _log.warning("log cannot be reached", url=self.where, reason=self._reason)

@@ -95,6 +95,8 @@ async def move(
             "before with --archive, so that the new one holds all"
         )
     last = await _last_before(log, bounds, before_ns)
+    if now_ns - before_ns < margins.least_age_seconds * _SECOND_NS:
+        raise _too_new(margins)  # before anything is written; the server's clock is asked later
     snapshot = await _covering(log, bounds, last)
     whole = await join(older, log) if older is not None else log  # type: ignore[arg-type]
     contents = await write_archive(
@@ -202,16 +204,20 @@ async def let_go(
             ) from error
 
 
+def _too_new(margins: Margins) -> UsageError:
+    return UsageError(
+        f"only what is older than {margins.least_age_seconds:g} s by the clock of the server "
+        "can be moved: name an earlier time"
+    )
+
+
 def _limited(found: _Found, stream: str, before_ns: int, margins: Margins) -> dict[str, Any]:
     """Return the stream's settings with the age limit. Raises `UsageError` for a time too new."""
     if not found.ts:
         raise LlmgwError("the server does not tell its time: nats-server 2.10 or later is needed")
     age_ns = setup.nanoseconds(found.ts) - before_ns
     if age_ns < margins.least_age_seconds * _SECOND_NS:
-        raise UsageError(
-            f"only what is older than {margins.least_age_seconds:g} s by the clock of the server "
-            "can be moved: name an earlier time"
-        )
+        raise _too_new(margins)
     if found.config.get("max_age"):
         raise LlmgwError(f"the stream {stream} has an age limit already: take it away first")
     age_ns += int(margins.kept_seconds * _SECOND_NS)

@@ -58,12 +58,13 @@ def events(records: Iterable[Record]) -> list[EventRow]:
     ]
 
 
-def rejected(records: Iterable[Record]) -> list[RejectedRow]:
+def rejected(records: Iterable[Record], state: Cluster | None = None) -> list[RejectedRow]:
     """Return what changed nothing: unreadable, unknown, too new, void, or seen before.
 
-    `records` begin where the log does: whether a decision is void depends on all before it.
+    `records` begin where the log does, or go on after `state`, which is folded on: whether a
+    decision is void depends on all before it.
     """
-    state = Cluster()
+    state = state if state is not None else Cluster()
     rows = []
     for record in records:
         for kind, detail in _refusals(state, record):
@@ -103,6 +104,10 @@ class ModelsOfReplicas:
 
     def __init__(self) -> None:
         self._models: dict[str, str] = {}
+
+    def know(self, state: Cluster) -> None:
+        """Take note of the replicas that there are."""
+        self._models |= {replica.name: replica.model for replica in state.replicas.values()}
 
     def learn(self, record: Record) -> None:
         """Take note of what the record says of replicas."""

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from llmgw.catalog.entries import Entry
 from llmgw.core import events as e
-from llmgw.core.cluster import Cluster
+from llmgw.core.cluster import Cluster, Part, Replica
 from llmgw.core.commands import SetAssignments
 from llmgw.core.fold import apply
 from llmgw.core.records import Record
@@ -71,12 +71,14 @@ class Explanation(Row, frozen=True, kw_only=True):
 
 
 class _Replica:
-    """Picks what concerns one replica."""
+    """Picks what concerns one replica, from a state on."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, state: Cluster) -> None:
         self._name = name
-        self._nodes: set[str] = set()
-        self._listed: dict[str, bool] = {}
+        there = state.replicas.get(name)
+        parts = there.parts if there is not None else []
+        self._nodes = {part.node for part in parts}
+        self._listed = {part.node: _is_listed(state, there, part) for part in parts}
         self._asked: dict[str, tuple[int, int]] = {}
 
     def wants(self, record: Record) -> bool:
@@ -107,14 +109,29 @@ class _Replica:
         return True
 
 
-class _Model:
-    """Picks what concerns one model, and its replicas."""
+def _is_listed(state: Cluster, replica: Replica | None, part: Part) -> bool:
+    """Return whether the last command to the part's node lists it."""
+    node = state.nodes[part.node]
+    if replica is None or node.commanded == node.revision:
+        return replica is not None and replica.retired is None
+    return part.phase != "assigned"
 
-    def __init__(self, name: str) -> None:
+
+class _Model:
+    """Picks what concerns one model, and its replicas, from a state on."""
+
+    def __init__(self, name: str, state: Cluster) -> None:
         self._name = name
-        self._entry: Entry | None = None
-        self._requests: set[int] = set()
-        self._replicas: dict[str, _Replica] = {}
+        model = state.models.get(name)
+        waiting = state.pending.models if state.pending is not None else ()
+        asked = next((entry for entry in waiting if entry.name == name), None)
+        self._entry = asked or (model.entry if model is not None else None)
+        self._requests = {state.pending_sequence} if asked is not None else set()
+        self._replicas = {
+            replica.name: _Replica(replica.name, state)
+            for replica in state.replicas.values()
+            if replica.model == name
+        }
 
     def wants(self, record: Record) -> bool:
         """Return whether the record is part of the chain."""
@@ -128,18 +145,22 @@ class _Model:
         if isinstance(body, e.CatalogAccepted | e.CatalogRejected):
             return body.request in self._requests
         if isinstance(body, e.ReplicaAssigned) and body.model == self._name:
-            self._replicas.setdefault(body.replica, _Replica(body.replica))
+            self._replicas.setdefault(body.replica, _Replica(body.replica, Cluster()))
         told = [replica.wants(record) for replica in self._replicas.values()]
         of_models = e.ModelLeftUnplaced | e.ModelScaled | e.ModelDeleted
         return any(told) or (isinstance(body, of_models) and body.model == self._name)
 
 
 class _Node:
-    """Picks what concerns one node."""
+    """Picks what concerns one node, from a state on."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, state: Cluster) -> None:
         self._name = name
-        self._placed: set[str] = set()
+        self._placed = {
+            replica.name
+            for replica in state.replicas.values()
+            if any(part.node == name for part in replica.parts)
+        }
 
     def wants(self, record: Record) -> bool:
         """Return whether the record is part of the chain."""
@@ -184,7 +205,9 @@ class Grounds:
 
 
 class Explanations:
-    """Takes records from the first of a log on; `found` tells what is known of the name.
+    """Takes records from the first of a log on, or those after `state`, which it folds on.
+
+    `found` tells what is known of the name.
 
     With `closely`, the steps are all that touched the thing and no grounds of decisions besides,
     and each says what it changed.
@@ -195,9 +218,9 @@ class Explanations:
         self._name = name
         self._closely = closely
         self._pickers: dict[Thing, _Replica | _Model | _Node] = {
-            "replica": _Replica(name),
-            "model": _Model(name),
-            "node": _Node(name),
+            "replica": _Replica(name, self.state),
+            "model": _Model(name, self.state),
+            "node": _Node(name, self.state),
         }
         self._steps: dict[Thing, dict[int, Step]] = {thing: {} for thing in self._pickers}
         self._grounds = Grounds()
@@ -227,11 +250,16 @@ class Explanations:
         """Return the explanation, or `None` if the log knows nothing of that name.
 
         A name that is several things is the replica rather than the model, and that rather than
-        the node.
+        the node. What was there when the records began, and that none speaks of, has no steps.
         """
+        there = {
+            "replica": self.state.replicas,
+            "model": self.state.models,
+            "node": self.state.nodes,
+        }
         now = {"replica": self._replica_now, "model": self._model_now, "node": self._node_now}
         for thing, steps in self._steps.items():
-            if steps:
+            if steps or (self._name in there[thing] and not any(self._steps.values())):
                 ordered = tuple(steps[sequence] for sequence in sorted(steps))
                 return Explanation(
                     name=self._name,

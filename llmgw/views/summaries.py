@@ -128,7 +128,7 @@ _SCORES: Mapping[str, Callable[[int], str]] = {
     "avoided": lambda n: "a device that is better avoided" if n else "",
     "labels": lambda n: f"{_plural(n, 'preferred label')} missed" if n else "",
     "same_model": lambda n: f"{n} more of the model there" if n else "",
-    "apart": lambda n: "NVLink not as liked" if n else "",
+    "apart": lambda n: "second choice by NVLink" if n else "",
     "spare_bytes": lambda n: f"{n / GIB:.1f} GiB to spare",
     "left_free": lambda n: f"{n} left free beside",
 }

@@ -72,14 +72,51 @@ async def test_captured_machines_serve_beside_the_real_one_and_are_marked(tmp_pa
             *(("w", node) for node in ("sim-1", "sim-3")),
         ]
         assert len({r.parts[0].port for r in up.state.replicas.values()}) == 7
-        for node in ("sim-1", "sim-4"):
-            assert (tmp_path / "data" / "simulated" / node / "agent.sqlite").exists()
+        assert (tmp_path / "data" / "simulated" / "agent.sqlite").exists(), "one for all"
         code, out, _ = await up.run("ctl", "nodes", "-o", "json", data=tmp_path / "data")
         rows = {row["name"]: row for row in json.loads(out)}
         assert (code, rows["sim-2"]["simulated"]) == (0, True)
 
         assert await up.program.stop(signal.SIGINT) == 0
         assert up.engines() == []
+
+
+async def test_hundreds_of_nodes_are_one_process_and_no_two_engines_get_one_port(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    folder = str(captured(tmp_path / "whole", L40S))
+    words = ("agent", "fleet", "--from", folder, "--copies", "300")
+    fleet = cluster.start(*words, nats_url=cluster.url, data=tmp_path / "data")
+    cluster.controller()
+    await cluster.until_state(
+        lambda state: len([n for n in state.nodes.values() if n.inventory and n.simulated]) == 300,
+        "all nodes told what they have",
+    )
+    await cluster.apply(
+        replace(pretended(cluster, "m"), classes=("l40s-*",), memory_bytes=1 << 30, replicas=12)
+    )
+    await cluster.until_state(
+        lambda state: [r.parts[0].phase for r in state.replicas.values()] == ["ready"] * 12,
+        "all are ready",
+        deadline_seconds=90,
+    )
+    parts = [r.parts[0] for r in cluster.state.replicas.values()]
+    assert len({part.port for part in parts}) == 12
+    assert len({part.node for part in parts}) == 12
+    assert cluster.events(e.ReplicaFailed) == []
+
+    running = {p.pid for p in cluster.engines()}
+    fleet.kill()
+    again = cluster.start(*words, nats_url=cluster.url, data=tmp_path / "data")
+    await cluster.until_state(
+        lambda _: len(cluster.events(e.ReplicaAdopted)) == 12, "the next one has found them"
+    )
+    assert {p.pid for p in cluster.engines()} == running
+    await cluster.apply()
+    await cluster.until_state(lambda _: len(cluster.events(e.ReplicaStopped)) == 12, "all stopped")
+    assert await again.stop() == 0
+    assert len(cluster.events(e.NodeStopped)) == 300
+    assert cluster.engines() == []
 
 
 async def test_a_simulated_node_starts_commands_alone_and_says_so(
@@ -105,7 +142,7 @@ async def test_a_simulated_node_starts_commands_alone_and_says_so(
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--copies", "51"), "asks for 51 simulated nodes"),
+        (("--copies", "2001"), "are 2001 simulated nodes"),
         (("--node", "sim-1"), "sim-1 is the name of a simulated node"),
     ],
 )

@@ -164,7 +164,7 @@ def test_a_capture_tells_of_hardware_alone(llmgw: Program, tmp_path: Path) -> No
 def test_a_folder_that_is_no_capture_is_wrong_usage(llmgw: Program) -> None:
     done = llmgw("doctor", "--from", "nowhere")
     assert (done.code, done.out) == (2, "")
-    assert "nowhere holds no nvidia-smi-q-x.xml" in done.err
+    assert "there is no folder nowhere" in done.err
 
 
 def test_the_log_is_looked_at_and_nothing_is_made_on_it(doctor: Doctor, ctl: Ctl) -> None:

@@ -132,7 +132,8 @@ class TestExplainARecord:
         kinds = [step["kind"] for step in found["steps"]]  # type: ignore[attr-defined]
         assert kinds == ["event", "decision", "decision", "command", *["outcome"] * 3]
         shown = archived("explain", str(place(SetAssignments)))
-        assert "n1: cpu of class cpu (asked: cpu)" in shown.out
+        assert "n1: cpu of class cpu (asked: cpu); chosen by: " in shown.out
+        assert found["steps"][2]["score"].keys() >= {"same_model", "left_free"}  # type: ignore[attr-defined]
         assert shown.out.endswith("revision 1 is done.\n")
 
     def test_the_last_output_of_a_failure_is_shown_wide_and_harmless(
@@ -229,7 +230,7 @@ class TestWhatIf:
             (("policy=clever",), "there is no policy 'clever'; there are spread, pack"),
             (("policy=o:pack",), "no model 'o' was in the catalog then"),
             (("without-node=n9",), "knew no node 'n9' then; there were n1, n2"),
-            (("with-node=nowhere",), "holds no nvidia-smi-q-x.xml"),
+            (("with-node=nowhere",), "there is no folder nowhere"),
             (("with-node=n1:nowhere",), "there was a node n1 already"),
             (("lost-node=n1",), "write NAME@SEQ"),
             (("lost-node=n1@3", "--to", "4"), "leave out --to"),

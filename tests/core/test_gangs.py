@@ -88,3 +88,14 @@ def test_a_machine_that_restarts_takes_its_gang_to_a_new_generation() -> None:
     starting(story, "n2", 1)
     story.given(*joined("n2", card(0), boot="b2")).decided()
     assert story.state.replicas["r1"].generation == 2
+
+
+def test_a_first_part_that_runs_and_never_said_where_to_meet_starts_again() -> None:
+    """Its agent lost its folder, and with it what it had not sent."""
+    story = placed()
+    found = e.ReplicaAdopted(replica="r1", part=0, generation=1, pid=7, port=1)
+    story.given(From("n1", found)).decided()
+    (first,) = told(story, "n1")
+    assert first.generation == 2
+    starting(story, "n1", 0, generation=2)
+    assert told(story, "n2")[0].leader == "127.0.0.1:29500"

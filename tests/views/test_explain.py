@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from llmgw.core import events as e
+from llmgw.core.cluster import Cluster
 from llmgw.core.commands import SetAssignments
+from llmgw.core.fold import apply
 from llmgw.testing.builders import (
     From,
     Story,
@@ -78,7 +82,7 @@ def test_a_score_is_told_in_the_order_in_which_its_parts_count_and_what_is_new_b
 ):
     told = {"later": 7, "left_free": 0, "apart": 1, "same_model": 0, "labels": 2, "avoided": 1}
     assert chosen(told) == (
-        "a device that is better avoided, 2 preferred labels missed, NVLink not as liked, "
+        "a device that is better avoided, 2 preferred labels missed, second choice by NVLink, "
         "0 left free beside, 7 later"
     )
     assert chosen({}) == ""
@@ -276,6 +280,38 @@ class TestClosely:
             found = touching.found()
             assert found is not None
             assert change in next(step.changed for step in found.steps if step.type == kind)
+
+
+ENDS_OF_COMMANDS = {"command.done", "command.refused", "command.superseded"}
+"""Of which command they are the end is not known where that was before."""
+
+
+def folded(story: Story, upto: int) -> Cluster:
+    state = Cluster()
+    for record in story.records[:upto]:
+        apply(state, record)
+    return state
+
+
+@pytest.mark.parametrize("name", ["r1", "r2", "m", "n1", "n2"])
+def test_what_a_state_on_the_way_is_told_to_is_the_rest_of_the_whole_story(name: str) -> None:
+    story = served().given(applied(entry("m", "cpu", gib=5, replicas=2))).decided()
+    story.given(e.NodeLost(term=1, node="n1", silent_seconds=20)).decided()
+    whole = Explanations(name, closely=True)
+    for record in story.records:
+        whole.take(record)
+    steps = found.steps if (found := whole.found()) is not None else ()
+    for upto in range(1, len(story.records) + 1):
+        rest = Explanations(name, closely=True, state=folded(story, upto))
+        for record in story.records[upto:]:
+            rest.take(record)
+        known = rest.found()
+        told = () if known is None else known.steps
+        wanted = [s for s in steps if s.sequence > upto and s.type not in ENDS_OF_COMMANDS]
+        assert [s for s in told if s.type not in ENDS_OF_COMMANDS] == wanted
+    if steps:
+        assert known is not None
+        assert (known.now, known.steps) == (found.now, ())
 
 
 def failed() -> Story:
