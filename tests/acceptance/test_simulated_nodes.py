@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from asyncio import to_thread
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from llmgw.core import events as e
 from llmgw.hardware.captures import LISTING_FILE, REPORT_FILE, TOPOLOGY_FILE
+from llmgw.log.retention import Margins, move
 from llmgw.testing.fake_smi import (
     FakeAnswer,
     FakeCard,
@@ -22,7 +24,7 @@ from llmgw.testing.fake_smi import (
     render_topology,
     write_fake_smi,
 )
-from tests.support.cluster import Cluster, Program, Programs, pretended, running_up
+from tests.support.cluster import NAME, Cluster, Program, Programs, pretended, running_up
 from tests.support.wait import until
 
 L40S = FakeCard(name="NVIDIA L40S", architecture="Ada Lovelace", memory_total_mib=46068)
@@ -117,6 +119,24 @@ async def test_hundreds_of_nodes_are_one_process_and_no_two_engines_get_one_port
     assert await again.stop() == 0
     assert len(cluster.events(e.NodeStopped)) == 300
     assert cluster.engines() == []
+
+
+async def test_a_node_that_joins_once_old_records_were_archived_hears_its_commands(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.controller()
+    await cluster.event(e.ControllerElected)
+    cut_ns = cluster.records[0].time_ns + 100_000_000
+    await until(lambda: time.time_ns() > cut_ns + 2_500_000_000, what="the log has grown old")
+    await cluster.apply(replace(pretended(cluster, "m"), classes=("l40s-*",)))
+    await cluster.event(e.ModelLeftUnplaced)
+    at = {"cluster": NAME, "before_ns": cut_ns, "now_ns": time.time_ns()}
+    at_once = Margins(least_age_seconds=0, kept_seconds=0)
+    moved = await move(cluster.log, tmp_path / "old.llmgw", margins=at_once, **at)  # type: ignore[arg-type]
+    assert moved.log_first > 1
+    folder = str(captured(tmp_path / "whole", L40S))
+    cluster.start("agent", "fleet", "--from", folder, nats_url=cluster.url, data=tmp_path / "data")
+    await cluster.until_ready("r1")
 
 
 async def test_a_simulated_node_starts_commands_alone_and_says_so(

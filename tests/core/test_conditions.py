@@ -433,8 +433,8 @@ class TestAgent:
     def test_its_limits_are_those_of_its_policy(self) -> None:
         early = Limits(hot_celsius=60, cool_celsius=55, hot_seconds=0)
         agent = Agent(policy=Policy(limits=early)).up()
-        agent.when(s.SampleTaken(of_card(), frozenset())).then("publish node.conditions none")
-        agent.when(s.SampleTaken(of_card(temperature_celsius=61), frozenset()))
+        agent.when(s.SampleTaken(of_card(), {})).then("publish node.conditions none")
+        agent.when(s.SampleTaken(of_card(temperature_celsius=61), {}))
         agent.then("publish node.conditions 0 hot")
 
     def test_what_ails_the_node_is_told_beside_hardware_that_cannot_be_read(self) -> None:

@@ -21,6 +21,7 @@ from llmgw.testing.builders import (
     serving,
     started,
 )
+from llmgw.views import nodes, status
 
 SPLIT = card(0, of_class="a100-80g", mig=True)
 SLICE = entry("m", "a100-80g-mig-*", gib=10)
@@ -234,3 +235,30 @@ def test_a_node_is_drained_though_a_rollout_is_paused() -> None:
     story = ready(serving(entry("m"), nodes=nodes), "r1")
     story.given(e.NodeDrained(node="n1")).decided()
     ready(story, "r2").then("retire r1: its node is drained")
+
+
+# --- what an operator sees of it ----------------------------------------------------------------
+
+
+def test_a_paused_rollout_is_in_the_status() -> None:
+    story, changed = full(2)
+    story.given(applied(changed)).decided()
+    stopped(story, "r2").decided()
+    failed(story, "r3", 3)
+    [row] = status(story.state).models
+    assert row.rollout is not None
+    assert row.rollout.startswith("rollout paused: r3 of the changed entry failed 3 times")
+    ready(story, "r3").decided()
+    assert status(story.state).models[0].rollout is None
+
+
+def test_a_flapping_node_says_how_long_it_must_be_heard() -> None:
+    story = serving(nodes=[joined("n1", processor())])
+    for _ in range(3):
+        story.given(e.NodeLost(term=1, node="n1", silent_seconds=20))
+        story.given(e.NodeReturned(term=1, node="n1"))
+    assert nodes(story.state)[0].warnings == ()
+    story.given(e.NodeLost(term=1, node="n1", silent_seconds=20))
+    assert nodes(story.state)[0].warnings == (
+        "lost 4 times of late: it counts as back once it is heard for 120 s",
+    )

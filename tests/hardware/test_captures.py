@@ -122,7 +122,7 @@ async def test_a_capture_made_by_hand_is_read_in_whatever_its_shell_wrote(
 async def test_a_folder_that_holds_no_capture_is_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"holds no nvidia-smi-q-x\.xml"):
         await read(tmp_path)
-    with pytest.raises(UsageError, match="there is no folder .*/missing: make a capture"):
+    with pytest.raises(UsageError, match=r"there is no folder .*/missing: make a capture"):
         await read(tmp_path / "missing")
 
 

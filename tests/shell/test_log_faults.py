@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from tests.support.nats import (
     plain_server,
     stopped,
 )
+from tests.support.nats_cluster import three_servers
 from tests.support.wait import until
 
 
@@ -65,6 +67,7 @@ class Load:
 
     def __init__(self, log: JetStreamLog, at: Subjects) -> None:
         self.acknowledged: dict[int, bytes] = {}
+        self.longest_seconds = 0.0
         self._log = log
         self._at = at
         self._done = asyncio.Event()
@@ -73,7 +76,7 @@ class Load:
 
     async def goes_on(self, more: int = 200) -> None:
         enough = len(self.acknowledged) + more
-        await until(lambda: len(self.acknowledged) >= enough, 30, "appends go on")
+        await until(lambda: len(self.acknowledged) >= enough, 60, "appends go on")
 
     async def stop(self) -> None:
         self._done.set()
@@ -82,12 +85,14 @@ class Load:
     async def _write(self, writer: str) -> None:
         for number in itertools.takewhile(self._goes_on, itertools.count()):
             payload = f"{writer}-{number}".encode()
+            began = time.monotonic()
             self._note(
                 await self._log.append(
                     self._at.event(writer), payload, message_id=payload.decode()
                 ),
                 payload,
             )
+            self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
 
     async def _decide(self) -> None:
         """Append behind a fence: nobody else does, so none may be refused."""
@@ -136,6 +141,40 @@ async def test_kill_under_appends_loses_and_doubles_nothing(
     for writer in (b"w0", b"w1", b"w2", b"w3", b"decision"):
         mine = [p for p in payloads(stored) if p.startswith(writer + b"-")]
         assert mine == sorted(mine, key=lambda p: int(p.rpartition(b"-")[2]))
+
+
+@pytest.mark.faults
+async def test_killing_the_server_that_leads_the_log_loses_and_doubles_nothing(
+    tmp_path: Path, at: Subjects
+) -> None:
+    """On three servers: appends wait for the next leader and go out again with the same id."""
+    async with three_servers(tmp_path) as servers:
+        log = await connect(
+            servers.url,
+            at.cluster,
+            name="test",
+            replicas=3,
+            deadline_seconds=30,
+            answer_deadline_seconds=60,
+        )
+        load = Load(log, at)
+        for _ in range(4):
+            await load.goes_on()
+            leader = await servers.leader_of(f"LLMGW_{at.cluster}_LOG")
+            load.longest_seconds = 0.0
+            await servers.kill(leader)
+            await load.goes_on()
+            print(f"{leader} killed: appends waited for {load.longest_seconds:.1f} s at most")
+            await servers.start(leader)
+            await servers.until_ready()
+        await load.stop()
+        stored = await collect(log, until=(await log.bounds()).last)
+        await log.close()
+    by_sequence = {message.sequence: message.payload for message in stored}
+    lost = load.acknowledged.items() - by_sequence.items()
+    print(f"{len(load.acknowledged)} acknowledged, {len(lost)} lost")
+    assert lost == set()
+    assert len(set(payloads(stored))) == len(stored), "a message was stored twice"
 
 
 async def test_kill_under_a_drain_of_many_keeps_order(server: EmbeddedServer, at: Subjects) -> None:

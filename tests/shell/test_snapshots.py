@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,9 +15,9 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from llmgw.core import events as e
-from llmgw.core.cluster import Cluster, Incident
+from llmgw.core.cluster import CODE_SCHEMA, Cluster, Incident
 from llmgw.core.freezing import fingerprint, freeze, thaw
-from llmgw.errors import UsageError
+from llmgw.errors import DataFolderError, UsageError
 from llmgw.folding import fold
 from llmgw.log import snapshots
 from llmgw.log.base import Bounds
@@ -60,7 +61,7 @@ async def kept_in(folder: Path, *sequences: int) -> None:
             await kept.save(sequence, stored(sequence))
 
 
-def discarded(logs: list[dict[str, object]]) -> list[str]:
+def discarded(logs: Sequence[Mapping[str, object]]) -> list[str]:
     return [str(one["reason"]) for one in logs if one["event"] == "snapshot_discarded"]
 
 
@@ -83,7 +84,7 @@ class TestOne:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         old = stored()
-        monkeypatch.setattr(snapshots, "CODE_SCHEMA", snapshots.CODE_SCHEMA + 1)
+        monkeypatch.setattr(snapshots, "CODE_SCHEMA", CODE_SCHEMA + 1)
         newer = stored()
         with pytest.raises(BadSnapshot, match="another version of llmgw"):
             decode(old)
@@ -174,7 +175,7 @@ class TestInTheDataFolder:
 
     async def test_a_folder_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "taken").write_text("a file")
-        with pytest.raises(snapshots.DataFolderError, match="cannot write snapshots to"):
+        with pytest.raises(DataFolderError, match="cannot write snapshots to"):
             async with open_snapshots(tmp_path / "taken"):
                 pass
 

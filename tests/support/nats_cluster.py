@@ -64,7 +64,8 @@ class ServerCluster:
 
     async def until_ready(self, deadline_seconds: float = 60) -> None:
         """Wait until the servers that run have chosen who leads JetStream."""
-        await until(self._answers, deadline_seconds, "JetStream answers")
+        ready: bool = await until(self._answers, deadline_seconds, "JetStream answers")
+        assert ready
 
     async def leader_of(self, stream: str) -> str:
         """Wait until a stream has a leader among those that run, and return its name."""
@@ -74,7 +75,8 @@ class ServerCluster:
             name = info.get("cluster", {}).get("leader") if info else None
             return name if name in self._running else None
 
-        found: str = await until(leader, 60, f"{stream} has a leader")
+        found: str | None = await until(leader, 60, f"{stream} has a leader")
+        assert found is not None
         return found
 
     async def _answers(self) -> bool:
