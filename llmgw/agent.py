@@ -336,10 +336,12 @@ class Agent:
         subject = wire.command_subject(self._settings.cluster, self._settings.node)
         newest = await found.last(subject)
         last = newest.sequence if newest is not None else 0
-        start = self._machine.memory.command_sequence + 1
+        # What was archived is answered, or void: the log begins later then.
+        seen = self._machine.memory.command_sequence
+        start = max(seen + 1, (await found.bounds()).first)
         if start <= last:
             waiting = _records(found, subject, start, last)
-            self._take_waiting([record async for record in waiting], first_time=start == 1)
+            self._take_waiting([record async for record in waiting], first_time=seen == 0)
         async for record in _records(found, subject, max(start, last + 1)):
             self._take_command(record)
 

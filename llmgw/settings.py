@@ -45,7 +45,7 @@ class Settings(Limits, frozen=True, kw_only=True):
     """NATS servers, comma-separated. Absent: the one that `llmgw up` on this data started."""
     cluster: str = "default"
     log_replicas: int = 1
-    """On how many NATS servers each stream lies that is made from here: 3 outlive the loss of one."""
+    """On how many NATS servers a stream that is made from here lies: 3 outlive the loss of one."""
     backend: Backend = "auto"
     cpu_device: bool = False
     """Whether the node's processor is offered as a device of class `cpu`."""

@@ -9,6 +9,7 @@ import typer
 
 from llmgw.cli.context import service_settings
 from llmgw.cli.options import ClusterName, Config, Data, NatsUrl
+from llmgw.errors import UsageError
 
 Captures = Annotated[
     str, typer.Option("--from", help="DIR[,DIR…]: captured folders, each a kind of node.")
@@ -41,5 +42,11 @@ def fleet(
 
 
 def folders(given: str | None) -> list[Path]:
-    """Return the folders that are named, separated by commas."""
-    return [Path(name) for name in (given or "").split(",") if name]
+    """Return the folders that are named, separated by commas; none if nothing is given.
+
+    Raises `UsageError` where what is given names none.
+    """
+    found = [Path(name) for name in (given or "").split(",") if name]
+    if given is not None and not found:
+        raise UsageError(f"{given!r} names no captured folder: write DIR or DIR,DIR")
+    return found

@@ -240,6 +240,7 @@ def _status_lines(status: Status, wide: bool) -> Iterator[str]:
         stopping = any(model.stopping for model in status.models)
         columns = (c for c in MODELS if stopping or wide or c.header != "STOPPING")
         yield from table_lines(status.models, tuple(columns), wide)
+        yield from (f"{model.model}: {model.rollout}" for model in status.models if model.rollout)
     if status.devices:
         yield ""
         yield from table_lines(status.devices, CLASSES, wide)

@@ -10,6 +10,7 @@ import typer
 from llmgw.cli.context import note, service_settings
 from llmgw.cli.fleet import Copies, folders
 from llmgw.cli.options import ClusterName, Config, Data, NodeName
+from llmgw.errors import UsageError
 
 
 def up(
@@ -39,6 +40,9 @@ def up(
     """Run NATS, a controller and an agent on this machine until Ctrl-C."""
     import asyncio
 
+    captures = folders(simulate)
+    if copies > 1 and not captures:
+        raise UsageError("--copies goes with --simulate: it says how many nodes of each folder")
     settings = service_settings(config, data=data, listen=listen, node=node, cluster=cluster)
     if catalog is not None:
         from llmgw.catalog.load import load
@@ -47,4 +51,4 @@ def up(
             note(warning)
     from llmgw.up import run_up
 
-    asyncio.run(run_up(settings, catalog, folders(simulate), copies))
+    asyncio.run(run_up(settings, catalog, captures, copies))

@@ -250,6 +250,7 @@ class Fleet:
         newest = await found.last(subjects[0])
         last = newest.sequence if newest is not None else 0
         start = 1 + min(node.command_sequence for node in self._nodes.values())
+        start = max(start, (await found.bounds()).first)  # what was archived was answered
         if start <= last:
             waiting: dict[str, list[Record]] = {}
             async for record in records(found, start=start, until=last, subjects=subjects):

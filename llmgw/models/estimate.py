@@ -193,7 +193,8 @@ def _impossible(
     if context is None and not metadata.context_length:
         return f"{metadata.source}: names no context length; give `context`"
     if not 0 < (context or 1) <= LARGEST_CONTEXT or (parallel or 1) < 1:
-        return f"a context of {context} tokens and {parallel} sequences cannot be"
+        sequences = "" if parallel is None else f" and {parallel} sequences"
+        return f"a context of {context or metadata.context_length} tokens{sequences} cannot be"
     if fraction is not None and not 0 < fraction <= 1:
         return f"a gpu memory fraction of {fraction} cannot be"
     return None

@@ -346,7 +346,7 @@ class Agent:
     def quiet(self) -> bool:
         """Whether nothing is under way but asking engines for their health."""
         waiting = any(not isinstance(fact, s.EngineAnswered) for fact in self.inbox)
-        failing = any(engine.hung or engine.dying is not None for engine in self.engines)
+        failing = any(x.is_failing(self.devices[0], self._tells) for x in self.engines)
         parts = self.machine.memory.parts.values() if self.machine is not None else ()
         failing = failing or bool(self.remains) or any(part.gone_at is not None for part in parts)
         under_way = waiting or failing or self._outbox or any(self._unread())

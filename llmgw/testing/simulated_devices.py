@@ -36,6 +36,16 @@ class Engine(msgspec.Struct):
     astray: bool = False
     requests: int = 0
 
+    def is_failing(self, first: Device, tells: Telling) -> bool:
+        """Whether somebody will notice that something is wrong, and has not yet.
+
+        Only part 0 is asked for its health. Who is astray is on the machine's first device, and is
+        seen there by the driver's word.
+        """
+        hung = self.hung and self.start.key.part == 0
+        elsewhere = self.astray and not self.is_on(first) and first.device_class != "cpu"
+        return hung or self.dying is not None or (elsewhere and tells != "nothing")
+
     def is_on(self, device: Device) -> bool:
         """Whether it was given the device."""
         return device.uuid in {grant.uuid for grant in self.assignment.grants}

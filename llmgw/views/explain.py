@@ -9,15 +9,15 @@ with the reason why it is void. The chain of one record is made by `chain`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from llmgw.catalog.entries import Entry
 from llmgw.core import events as e
 from llmgw.core.cluster import Cluster, Part, Replica
 from llmgw.core.commands import SetAssignments
 from llmgw.core.fold import apply
 from llmgw.core.records import Record
+from llmgw.core.rollout import paused
 from llmgw.views import paths
 from llmgw.views.shared import Row, as_time, labels, node_state, part_phase
 from llmgw.views.summaries import counted, summary
@@ -252,7 +252,7 @@ class Explanations:
         A name that is several things is the replica rather than the model, and that rather than
         the node. What was there when the records began, and that none speaks of, has no steps.
         """
-        there = {
+        there: dict[Thing, Mapping[str, object]] = {
             "replica": self.state.replicas,
             "model": self.state.models,
             "node": self.state.nodes,
@@ -289,7 +289,8 @@ class Explanations:
             f"{part_phase(self.state, part)} on {part.node}, {'+'.join(labels(part.devices))}"
             for part in replica.parts
         ]
-        retired = f"; it is to stop: {replica.retired}" if replica.retired else ""
+        gone = [f"; {part.gone}" for part in replica.parts if part.gone and not replica.retired]
+        retired = "".join(gone) + (f"; it is to stop: {replica.retired}" if replica.retired else "")
         return f"replica {self._name} of {replica.model} is {'; '.join(parts)}{retired}"
 
     def _model_now(self) -> str:
@@ -300,7 +301,9 @@ class Explanations:
         ready = sum(all(part_phase(self.state, p) == "ready" for p in r.parts) for r in there)
         why = f" ({counted(model.refusals)})" if model.refusals else ""
         missing = f"; {model.missing} without a place{why}" if model.missing else ""
-        return f"model {self._name}: {ready} of {model.entry.replicas} ready{missing}"
+        held_up = paused(self.state, model, there)
+        rollout = f"; {held_up}" if held_up else ""
+        return f"model {self._name}: {ready} of {model.entry.replicas} ready{missing}{rollout}"
 
     def _node_now(self) -> str:
         node = self.state.nodes.get(self._name)

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Literal
 
 from llmgw.core.cluster import Cluster, Node
+from llmgw.core.watch import steady_seconds
 from llmgw.views.conditions import ConditionRow, conditions
 from llmgw.views.shared import NodeState, Row, as_time, node_state
 
@@ -101,4 +102,8 @@ def _warnings(node: Node) -> tuple[str, ...]:
         found.insert(0, f"hardware cannot be read: {node.unreadable}")
     if node.rivals:
         found.insert(0, "two agents report under this name: name one of them with LLMGW_NODE")
+    steady = steady_seconds(len(node.losses))
+    if node.lost and steady:
+        often = f"lost {len(node.losses)} times of late"
+        found.insert(0, f"{often}: it counts as back once it is heard for {steady:g} s")
     return tuple(found)

@@ -7,6 +7,7 @@ from collections import Counter
 import msgspec
 
 from llmgw.core.cluster import Cluster, Replica
+from llmgw.core.rollout import paused
 from llmgw.core.values import Phase
 from llmgw.views.conditions import conditions
 from llmgw.views.devices import devices
@@ -29,6 +30,7 @@ class ModelRow(Row, frozen=True, kw_only=True):
 
     `missing` are those that fit nowhere; `refusals` counts, for each reason, the devices that
     it rules out. A model that left the catalog wants none and is listed while it still runs.
+    `rollout` says why a changed entry does not replace the replicas of the earlier one.
     """
 
     model: str
@@ -40,6 +42,7 @@ class ModelRow(Row, frozen=True, kw_only=True):
     stopping: int
     missing: int
     refusals: dict[str, int] = {}
+    rollout: str | None = None
 
 
 class ClassRow(Row, frozen=True, kw_only=True):
@@ -140,14 +143,15 @@ def _nodes(state: Cluster) -> NodeCounts:
 
 
 def _models(state: Cluster) -> list[ModelRow]:
-    phases: dict[str, Counter[str]] = {name: Counter() for name in state.models}
+    replicas: dict[str, list[Replica]] = {name: [] for name in state.models}
     for replica in state.replicas.values():
-        phases.setdefault(replica.model, Counter())[_phase(state, replica)] += 1
-    return [_model(state, name, counts) for name, counts in phases.items()]
+        replicas.setdefault(replica.model, []).append(replica)
+    return [_model(state, name, found) for name, found in replicas.items()]
 
 
-def _model(state: Cluster, name: str, phases: Counter[str]) -> ModelRow:
+def _model(state: Cluster, name: str, replicas: list[Replica]) -> ModelRow:
     model = state.models.get(name)
+    phases = Counter(_phase(state, replica) for replica in replicas)
     return ModelRow(
         model=name,
         wanted=model.entry.replicas if model else 0,
@@ -158,6 +162,7 @@ def _model(state: Cluster, name: str, phases: Counter[str]) -> ModelRow:
         stopping=phases["stopping"] + phases["stopped"],
         missing=model.missing if model else 0,
         refusals=dict(model.refusals) if model else {},
+        rollout=paused(state, model, replicas) if model else None,
     )
 
 

@@ -128,7 +128,8 @@ async def test_a_node_that_joins_once_old_records_were_archived_hears_its_comman
     await cluster.event(e.ControllerElected)
     cut_ns = cluster.records[0].time_ns + 100_000_000
     await until(lambda: time.time_ns() > cut_ns + 2_500_000_000, what="the log has grown old")
-    await cluster.apply(replace(pretended(cluster, "m"), classes=("l40s-*",)))
+    of_fleet = replace(pretended(cluster, "m"), classes=("l40s-*",))
+    await cluster.apply(of_fleet, pretended(cluster, "c"))
     await cluster.event(e.ModelLeftUnplaced)
     at = {"cluster": NAME, "before_ns": cut_ns, "now_ns": time.time_ns()}
     at_once = Margins(least_age_seconds=0, kept_seconds=0)
@@ -136,7 +137,9 @@ async def test_a_node_that_joins_once_old_records_were_archived_hears_its_comman
     assert moved.log_first > 1
     folder = str(captured(tmp_path / "whole", L40S))
     cluster.start("agent", "fleet", "--from", folder, nats_url=cluster.url, data=tmp_path / "data")
+    cluster.agent("n1")
     await cluster.until_ready("r1")
+    await cluster.until_ready("r2")
 
 
 async def test_a_simulated_node_starts_commands_alone_and_says_so(

@@ -84,6 +84,9 @@ def test_help_loads_nothing_that_only_commands_need() -> None:
         ("ctl", "nodes", "--cluster", "a.b"),
         ("ctl", "nodes", "--nats-url", "http://x"),
         ("up", "--listen", "nonsense"),
+        ("up", "--copies", "2"),
+        ("up", "--simulate", ","),
+        ("agent", "fleet", "--from", ""),
         ("config", "show", "--config", "missing.toml"),
     ],
 )
@@ -100,6 +103,21 @@ def test_wrong_usage_ends_with_two_and_says_why(
     out, err = capfd.readouterr()
     assert (ended.value.code, out) == (2, "")
     assert err.strip()
+
+
+@pytest.mark.parametrize("words", [("version",), ("config", "show"), ("catalog", "check", "c")])
+def test_output_that_cannot_be_written_is_said_in_words(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "c").write_text("models: [1]")
+    program = [sys.executable, "-c", "from llmgw.cli.main import run; run()", *words]
+    for closed, said in ((False, "No space left on device"), (True, "standard output is closed")):
+        with Path("/dev/full").open("w") as full:
+            shell = ["sh", "-c", 'exec "$@" >&-' if closed else 'exec "$@"', "sh", *program]
+            done = subprocess.run(
+                shell, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
+        assert (done.returncode, done.stderr) == (1, f"the output cannot be written: {said}\n")
 
 
 def test_up_reads_the_catalog_before_it_starts_anything(llmgw: Program, tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ class TestNotKnown:
             ({"tp": 1 << 20}, "no number of devices"),
             ({"pp": 33}, "more than the model's 32 layers"),
             ({"context": -5}, "-5 tokens"),
-            ({"context": 1 << 40}, "cannot be"),
+            ({"context": 1 << 40}, "a context of 1099511627776 tokens cannot be"),
             ({"parallel": -1}, "-1 sequences"),
             ({"gpu_memory_fraction": 1.5}, "fraction of 1.5"),
         ],

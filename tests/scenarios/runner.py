@@ -167,6 +167,17 @@ class World:
         node.boots += 1
         self._feed(node, msgspec.structs.replace(node.restart(), rebooted=True))
 
+    def _carve_anew(self, name: str) -> None:
+        """The MIG instances of a machine are destroyed and made again: they have other UUIDs."""
+        node = self.nodes[name]
+        replace = msgspec.structs.replace
+        devices = tuple(
+            replace(one, uuid=f"{one.uuid}-anew") if one.profile else one
+            for one in node.has.devices
+        )
+        node.has = msgspec.structs.replace(node.has, devices=devices)
+        self._feed(node, s.InventoryTaken(node.has))
+
     def _stale_command(self, name: str) -> None:
         """A controller that lost the lead without knowing sends what it had decided."""
         told = [r.body for r in self.story.records if r.origin == "command" and r.node == name]

@@ -300,7 +300,8 @@ def test_what_a_state_on_the_way_is_told_to_is_the_rest_of_the_whole_story(name:
     whole = Explanations(name, closely=True)
     for record in story.records:
         whole.take(record)
-    steps = found.steps if (found := whole.found()) is not None else ()
+    found = whole.found()
+    steps = found.steps if found is not None else ()
     for upto in range(1, len(story.records) + 1):
         rest = Explanations(name, closely=True, state=folded(story, upto))
         for record in story.records[upto:]:
@@ -309,7 +310,7 @@ def test_what_a_state_on_the_way_is_told_to_is_the_rest_of_the_whole_story(name:
         told = () if known is None else known.steps
         wanted = [s for s in steps if s.sequence > upto and s.type not in ENDS_OF_COMMANDS]
         assert [s for s in told if s.type not in ENDS_OF_COMMANDS] == wanted
-    if steps:
+    if found is not None:
         assert known is not None
         assert (known.now, known.steps) == (found.now, ())
 

@@ -318,6 +318,10 @@ class TestEvents:
             (6, "unknown type"),
             (7, "void"),
         ]
+        for upto in range(len(history.records)):
+            state = Cluster()
+            first = views.rejected(history.records[:upto], state)
+            assert first + views.rejected(history.records[upto:], state) == rows
         assert "truncated" in rows[1].detail
         assert rows[3].detail == "term 0 does not lead; 1 does"
 
