@@ -187,7 +187,7 @@ def _find_devices(state: Cluster, part: Part, numbers: dict[str, int]) -> None:
     Whether its engine still runs is for the agent to say.
     """
     gone = [
-        f"{device_label(number)} ({grant.uuid})"
+        device_label(number)
         for grant, number in zip(part.grants, part.devices, strict=True)
         if grant.uuid not in numbers
     ]

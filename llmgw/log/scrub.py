@@ -27,6 +27,7 @@ from llmgw.catalog.problems import problems
 from llmgw.core import events as e
 from llmgw.core.commands import SetAssignments
 from llmgw.core.records import NewerVersion, Record, UnknownType, Unreadable
+from llmgw.core.search import spans_nodes
 from llmgw.engines.devices import DEVICE_VARIABLES
 from llmgw.engines.registry import ENGINES
 from llmgw.errors import MalformedRecord
@@ -56,6 +57,7 @@ _WITHOUT_NAMES = re.compile(
     r"|node (?:stopped|cordoned|being drained|name used by two agents|without inventory)"
     r"|node of unreadable hardware|occupied by an engine that is being stopped|memory unknown"
     r"|it stands in the way of the changed entry|its entry changed|its model left the catalog"
+    r"|its device (?:cpu|[\d/mig]+)(?:, [\d/mig]+)* is not there any more"
 )
 _WITH_NAMES = [
     re.compile(sentence)
@@ -65,6 +67,7 @@ _WITH_NAMES = [
         r"(?P<begin>\d+ more of )(?P<model>\S+)(?P<rest> on the node: no other has fewer)",
         r"(?P<begin>without the label )(?P<label>[^=\s]+)(?P<equals>=)(?P<pattern>\S+)",
         r"(?P<model>\S+)(?P<rest> of priority -?\d+ needs its place)",
+        r"(?P<begin>it failed \d+ times, and )(?P<node>\S+)(?P<rest> (?:cpu|[\d/mig]+) is [a-z-]+)",
     )
 ]
 _KNOWN_TEXTS = {
@@ -335,16 +338,22 @@ def _plainly(word: str) -> Callable[[int, str], str]:
     return lambda number, _: f"{word}-{number}"
 
 
+def _domain(number: int, name: str) -> str:
+    """Of a node or of a fabric: a group over several nodes needs one of the latter."""
+    return f"{'' if spans_nodes(name) else 'node:'}domain-{number}"
+
+
 _PSEUDONYMS: Mapping[str, Callable[[int, str], str]] = {
     "id": _identity,
     "address": _address,
     "source": _source,
     "variable": lambda number, _: f"VARIABLE_{number}",
     "path": lambda number, _: f"/path-{number}",
+    "domain": _domain,
     "value": lambda number, _: f"v{number}",
     **{
         kind: _plainly(kind)
-        for kind in ("node", "model", "session", "boot", "holder", "domain", "label", "unknown")
+        for kind in ("node", "model", "session", "boot", "holder", "label", "unknown")
     },
     **{kind: _plainly(kind) for kind in ("argument", "word", "engine", "replica", "setting")},
 }
@@ -439,6 +448,16 @@ def _pool(scrubber: Scrubber, found: str) -> str:
     return found if re.fullmatch(r"\d{1,4}/gi\d{1,4}", found) else scrubber.named("id", found)
 
 
+def _leader(scrubber: Scrubber, found: str | None) -> str | None:
+    """Where the parts of a replica meet: the address of a node, and a port."""
+    if found is None:
+        return None
+    address, _, port = found.rpartition(":")
+    if not port.isdecimal():
+        return scrubber.named("address", found)
+    return f"{scrubber.named('address', address)}:{port}"
+
+
 def _absent(*_: object) -> None:
     return None
 
@@ -451,6 +470,7 @@ RULES: Mapping[str, Rule] = {
     "Entry.name": _as("model"),
     "replica": _kept(_REPLICA, "replica"),
     "address": _as("address"),
+    "Assignment.leader": _leader,
     "boot_id": _as("boot"),
     "holder": _as("holder"),
     "uuid": _as("id"),

@@ -40,11 +40,13 @@ class Engine(msgspec.Struct):
         """Whether somebody will notice that something is wrong, and has not yet.
 
         Only part 0 is asked for its health. Who is astray is on the machine's first device, and is
-        seen there by the driver's word.
+        seen there by the driver's word, unless it was to have the processor alone.
         """
+        accelerated = any(grant.device_class != "cpu" for grant in self.assignment.grants)
         hung = self.hung and self.start.key.part == 0
         elsewhere = self.astray and not self.is_on(first) and first.device_class != "cpu"
-        return hung or self.dying is not None or (elsewhere and tells != "nothing")
+        seen = elsewhere and accelerated and tells != "nothing"
+        return hung or self.dying is not None or seen
 
     def is_on(self, device: Device) -> bool:
         """Whether it was given the device."""
