@@ -10,6 +10,8 @@ PYTHONS := $(if $(PYTHON),$(PYTHON),python3 python3.13 python3.12 python3.11 pyt
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
 PYTEST_ARGS ?=
+# Most tests wait for processes, so a few more run at once than there are processors to compute.
+PARALLEL ?= -n 4 --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_REQUIRE_VIRTUALENV := 1
 
@@ -43,11 +45,11 @@ test: lint drift
 
 test-full: setup build/node/.ready
 	@echo '== tests, everything installed'
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 test-min: $(MIN)/.ready
 	@echo '== tests, without the extras'
-	$(MIN)/bin/python -m pytest $(PYTEST_ARGS)
+	$(MIN)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 test-all: setup
 	$(BIN)/python -m tests.support.every_python $(PYTEST_ARGS)

@@ -133,7 +133,7 @@ class TestExplainARecord:
         assert kinds == ["event", "decision", "decision", "command", *["outcome"] * 3]
         shown = archived("explain", str(place(SetAssignments)))
         assert "n1: cpu of class cpu (asked: cpu); chosen by: " in shown.out
-        assert found["steps"][2]["score"].keys() >= {"same_model", "left_free"}  # type: ignore[attr-defined]
+        assert found["steps"][2]["score"].keys() >= {"same_model", "left_free"}  # type: ignore[index]
         assert shown.out.endswith("revision 1 is done.\n")
 
     def test_the_last_output_of_a_failure_is_shown_wide_and_harmless(
