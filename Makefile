@@ -17,7 +17,7 @@ export PIP_REQUIRE_VIRTUALENV := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-full test-min test-all bench simulate schemas release-schemas drift lint format lock clean
+.PHONY: help setup demo test test-full test-min test-all bench simulate faults schemas release-schemas drift lint format lock clean
 
 help:
 	@echo 'make setup      everything into $(VENV), from requirements.lock'
@@ -26,6 +26,7 @@ help:
 	@echo 'make test-all   the tests on every Python from 3.11 up that this machine has'
 	@echo 'make bench      measure; prints a table and writes build/bench.json'
 	@echo 'make simulate   a cluster under faults (SEEDS=N how many, SEED=N from which on)'
+	@echo 'make faults     real servers and processes, killed, paused and cut off (minutes)'
 	@echo 'make schemas    write schemas/ anew from the types'
 	@echo 'make lint       what `make test` checks before it runs anything'
 	@echo 'make format     let ruff format and fix what it can'
@@ -63,6 +64,10 @@ bench: setup $(VENV)/.peers
 simulate: setup
 	$(BIN)/python -m llmgw.testing.simulator \
 		$(if $(SEEDS),--seeds $(SEEDS),$(if $(SEED),--seeds 1)) $(if $(SEED),--seed $(SEED))
+
+# Minutes of SIGKILL, SIGSTOP and stalled connections against real servers; prints what it saw.
+faults: setup
+	$(BIN)/python -m pytest -m faults -s $(PYTEST_ARGS)
 
 schemas: setup
 	$(BIN)/llmgw schemas export schemas

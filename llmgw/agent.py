@@ -135,7 +135,7 @@ class Agent:
             await self._heed_release(sampler)
             inventory = await sampler.look()
             found = await self._supervisor.find(started_pids(self._machine.memory))
-            self._inputs.put_nowait(s.AgentStarted(found, rebooted, inventory))
+            self._inputs.put_nowait(s.AgentStarted(found, rebooted, inventory, sampler.first()))
             if sampler.error is not None and not sampler.released:
                 self._inputs.put_nowait(s.HardwareUnreadable(sampler.error))
             for loop in (

@@ -118,6 +118,10 @@ class Sampler:
         async with self._turn:
             return None if self.released else await self._look()
 
+    def first(self) -> s.SampleTaken | None:
+        """Return what the first look measured, for the brain to know before anybody else."""
+        return None if self._fresh is None else s.SampleTaken(self._fresh, self._own)
+
     async def measure(self) -> None:
         """Measure for ever, and report changes of the shape and every sample."""
         try:

@@ -115,6 +115,10 @@ class NodeMachine:
     def _agent_started(self, fact: s.AgentStarted, now: float) -> Iterator[Effect]:
         yield Publish(self._started)
         memory = self.memory
+        if fact.sample is not None:  # first, or what is occupied would be placed on meanwhile
+            taken = fact.sample
+            own = frozenset(taken.own_pids)
+            yield from self._measured(taken.readings, own, taken.troubles, now)
         if fact.inventory is not None:
             yield from self._inventory_taken(fact.inventory)
         for failing in memory.failing.values():

@@ -46,12 +46,14 @@ class EngineFound(msgspec.Struct, frozen=True):
 class AgentStarted(msgspec.Struct, frozen=True):
     """The agent came up and looked around.
 
-    `rebooted`: the machine started again since. `inventory` is absent when discovery failed.
+    `rebooted`: the machine started again since. `inventory` is absent when discovery failed, and
+    `sample` is what was measured with it.
     """
 
     found: tuple[EngineFound, ...]
     rebooted: bool
     inventory: Inventory | None
+    sample: SampleTaken | None = None
 
 
 class LogReplaced(msgspec.Struct, frozen=True):

@@ -362,3 +362,13 @@ def test_a_reboot_gives_a_failing_device_another_chance() -> None:
     agent = failed_often(5).restarted(rebooted=True)
     agent.when(EMPTY)
     assert conditions(agent) == {}
+
+
+def test_what_is_occupied_is_said_before_what_there_is() -> None:
+    """Else a controller could place on it in between."""
+    foreign = sample({0: (20, [(77, 20)]), 1: (0, [])})
+    agent = Agent().when(s.AgentStarted((), False, HERE, foreign))
+    told = [type(event) for event in published(agent)]
+    assert told == [e.NodeStarted, e.NodeConditionsChanged, e.NodeInventoryTaken]
+    (said,) = [x for x in published(agent) if isinstance(x, e.NodeConditionsChanged)]
+    assert [(c.device, c.name) for c in said.conditions] == [(0, "occupied")]

@@ -201,7 +201,7 @@ async def test_a_shell_alone_can_ask(server: EmbeddedServer, at: Subjects, tmp_p
         settings = Settings(node="k1", data=tmp_path, cluster=at.cluster)
         views = serve_views(log, settings, state, lambda _: asyncio.sleep(0))
         serving = asyncio.create_task(views)
-        there: bool = await until(lambda: asked_at_all(server), what="somebody answers")
+        there: bool = await until(lambda: asked_at_all(server), 60, "somebody answers")
         assert there
         subject = f"llmgw.v1.{at.cluster}.api.views.status"
         assert (await asked(server, subject))["sequence"] == last
