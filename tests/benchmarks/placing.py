@@ -383,5 +383,5 @@ def optimum(state: Cluster, wanted: Wanted, *, spare: bool) -> int:
     solver.parameters.num_workers = 1
     solver.parameters.max_time_in_seconds = 10
     if solver.solve(model) != cp_model.OPTIMAL:
-        return 0 if spare else round(solver.best_objective_bound)
-    return round(solver.objective_value)
+        return 0 if spare else round(float(solver.best_objective_bound))
+    return round(float(solver.objective_value))
