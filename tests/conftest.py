@@ -6,11 +6,13 @@ Fixtures of one folder live in that folder's conftest.
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Iterator
 
 import hypothesis
 import pytest
+import structlog
 from blockbuster import blockbuster_ctx
 
 from tests.support import leftovers
@@ -60,6 +62,18 @@ def no_blocking_calls(request: pytest.FixtureRequest) -> Iterator[None]:
             for file, names in ALLOWED:
                 function.can_block_in(file, names)
         yield
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """Undo what a test said of logging: its stream is closed once it is over."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 @pytest.fixture(scope="session", autouse=True)
