@@ -11,7 +11,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
 PYTEST_ARGS ?=
 # Most tests wait for processes, so a few more run at once than there are processors to compute.
-PARALLEL ?= -n 4 --dist loadfile
+PARALLEL ?= -n 3 --dist loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_REQUIRE_VIRTUALENV := 1
 
