@@ -12,6 +12,8 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTEST_ARGS ?=
 # Most tests wait for processes, so a few more run at once than there are processors to compute.
 PARALLEL ?= -n 3 --dist loadfile
+# What fails while others load the machine is shown, and runs once more alone: then it must pass.
+AGAIN = --last-failed --last-failed-no-failures none
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_REQUIRE_VIRTUALENV := 1
 
@@ -46,11 +48,11 @@ test: lint drift
 
 test-full: setup build/node/.ready
 	@echo '== tests, everything installed'
-	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS) || $(BIN)/python -m pytest $(AGAIN) $(PYTEST_ARGS)
 
 test-min: $(MIN)/.ready
 	@echo '== tests, without the extras'
-	$(MIN)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+	$(MIN)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS) || $(MIN)/bin/python -m pytest $(AGAIN) $(PYTEST_ARGS)
 
 test-all: setup
 	$(BIN)/python -m tests.support.every_python $(PYTEST_ARGS)
