@@ -32,16 +32,16 @@ from llmgw.core.node import NodeMachine
 from llmgw.core.records import Record
 from llmgw.core.reporting import start_of
 from llmgw.core.telemetry import NodeSample
-from llmgw.errors import BackendUnavailable, DataFolderError, LlmgwError
+from llmgw.errors import BackendUnavailable, DataFolderError
 from llmgw.folder import held
 from llmgw.hardware.discover import HardwareSettings, discover
 from llmgw.hardware.host import boot_id
-from llmgw.log.base import LogRewound
-from llmgw.log.jetstream import JetStreamLog, connect
+from llmgw.log.jetstream import JetStreamLog
+from llmgw.loglink import RETRY_SECONDS, LogLink, commands, waiting_commands
 from llmgw.naming import Name
 from llmgw.outbox import Outbox, open_outbox
 from llmgw.sample import Sampler, hardware_settings, simulated_hardware
-from llmgw.settings import AGENT_FOLDER, Settings, nats_url
+from llmgw.settings import AGENT_FOLDER, Settings
 from llmgw.stopping import hearing_hangups, hearing_signals
 from llmgw.supervise import Supervisor
 from llmgw.views.summaries import summary
@@ -49,7 +49,6 @@ from llmgw.views.summaries import summary
 TICK_SECONDS = 0.1
 CALM_TICK_SECONDS = 1.0
 """The same while nothing of an engine is under way: then only probes are waited for."""
-RETRY_SECONDS = 1.0
 LAST_WORDS_SECONDS = 5.0
 
 SIMULATED_FOLDER = "simulated"
@@ -99,8 +98,7 @@ class Agent:
         self._ticks = Alarm()
         self._restless = False
         self._left = asyncio.Event()
-        self._log: JetStreamLog | None = None
-        self._connected = asyncio.Event()
+        self._link = LogLink(settings, f"agent {settings.node}", outbox, self._start_over)
 
     async def run(
         self,
@@ -141,7 +139,7 @@ class Agent:
             for loop in (
                 self._think,
                 self._tick,
-                self._connect,
+                self._link.connect,
                 self._hold_name,
                 self._send_events,
                 self._follow_commands,
@@ -153,11 +151,10 @@ class Agent:
             tasks.start_soon(self._hear_signals, signals, stop_engines)
             tasks.start_soon(self._hear_hangups, hangups, sampler)
             await self._left.wait()
-            await self._say_last_words()
+            await self._link.say_last_words(LAST_WORDS_SECONDS)
             tasks.cancel_scope.cancel()
         await self._supervisor.close()
-        if self._log is not None:
-            await self._log.close()
+        await self._link.close()
 
     # --- the brain ---------------------------------------------------------------------------
 
@@ -250,99 +247,38 @@ class Agent:
 
     # --- the log -----------------------------------------------------------------------------
 
-    async def _connect(self) -> None:
-        """Find the log, however long it takes, and notice when it is not the one of before."""
-        while True:
-            try:
-                settings = self._settings
-                found = await connect(
-                    nats_url(settings),
-                    settings.cluster,
-                    name=f"agent {settings.node}",
-                    replicas=settings.log_replicas,
-                )
-                if not await self._is_same_log(found):
-                    await self._start_over()
-            except LlmgwError as error:
-                log.warning("log_unreachable", reason=str(error))
-                await anyio.sleep(RETRY_SECONDS)
-            else:
-                self._log = found
-                self._connected.set()
-                return
-
     async def _reached(self) -> JetStreamLog:
         """Return the log once it is there, and this node's name is this agent's."""
-        await self._connected.wait()
+        found = await self._link.reached()
         await self._name.settled()
-        assert self._log is not None
-        return self._log
+        return found
 
     async def _hold_name(self) -> None:
-        await self._connected.wait()
-        assert self._log is not None
-        subject = self._log.lease_subject(f"node.{self._settings.node}")
-        await self._name.hold(self._log, subject)
-
-    async def _is_same_log(self, found: JetStreamLog) -> bool:
-        """Remember which log this is, and return whether it is the one of before, or the first."""
-        created = str((await found.bounds()).created_ns).encode()
-        known = await self._outbox.kept("log_created")
-        if known != created:
-            await self._outbox.commit({"log_created": created})
-        return known is None or known == created
+        found = await self._link.reached()
+        await self._name.hold(found, found.lease_subject(f"node.{self._settings.node}"))
 
     async def _start_over(self) -> None:
         """Have the brain forget what the old log said, before anything of the new one is read."""
-        log.warning("log_replaced")
         self._inputs.put_nowait(s.LogReplaced())
         await self._inputs.join()
 
     async def _send_events(self) -> None:
-        """Send what waits, in order, again and again until the log has it."""
-        found = await self._reached()
-        while True:
-            self._queued.clear()
-            waiting = await self._outbox.waiting()
-            if not waiting:
-                await self._queued.wait()
-                continue
-            try:
-                await found.append_many([w.message for w in waiting])
-                await self._outbox.sent(w.place for w in waiting)
-            except LlmgwError as error:
-                log.warning("events_wait", reason=str(error), at_least=len(waiting))
-                await anyio.sleep(RETRY_SECONDS)
+        await self._link.send_events(await self._reached(), self._unqueued)
+
+    def _unqueued(self) -> asyncio.Event:
+        self._queued.clear()
+        return self._queued
 
     async def _follow_commands(self) -> None:
-        found = await self._reached()
-        rewound = False
-        while True:
-            try:
-                if rewound:
-                    await self._is_same_log(found)
-                    await self._start_over()
-                    rewound = False
-                await self._take_commands(found)
-            except LogRewound as error:
-                log.warning("log_rewound", reason=str(error))
-                rewound = True
-            except LlmgwError as error:
-                log.warning("commands_unreachable", reason=str(error))
-            await anyio.sleep(RETRY_SECONDS)
+        await self._link.follow(await self._reached(), self._take_commands)
 
     async def _take_commands(self, found: JetStreamLog) -> None:
         """Feed commands to the brain: those that waited, then each as it comes."""
         subject = wire.command_subject(self._settings.cluster, self._settings.node)
-        newest = await found.last(subject)
-        last = newest.sequence if newest is not None else 0
-        # What was archived is answered, or void: the log begins later then.
         seen = self._machine.memory.command_sequence
-        start = max(seen + 1, (await found.bounds()).first)
-        if start <= last:
-            waiting = _records(found, subject, start, last)
-            self._take_waiting([record async for record in waiting], first_time=seen == 0)
-        async for record in _records(found, subject, max(start, last + 1)):
+        waiting, start = await waiting_commands(found, subject, seen)
+        self._take_waiting(waiting, first_time=seen == 0)
+        async for record in commands(found, subject, start):
             self._take_command(record)
 
     def _take_waiting(self, waiting: list[Record], first_time: bool) -> None:
@@ -350,13 +286,13 @@ class Agent:
 
         An agent without memory leaves those before it alone: an earlier life has answered them.
         """
-        commands = {r.sequence: r.body for r in waiting if isinstance(r.body, SetAssignments)}
-        acted_upon = max(commands, key=lambda n: (commands[n].term, n), default=0)
+        told = {r.sequence: r.body for r in waiting if isinstance(r.body, SetAssignments)}
+        acted_upon = max(told, key=lambda n: (told[n].term, n), default=0)
         for record in waiting:
             if record.sequence >= acted_upon:
                 self._take_command(record)
             elif not first_time:
-                self._take_command(record, commands[acted_upon].revision)
+                self._take_command(record, told[acted_upon].revision)
 
     def _take_command(self, record: Record, superseded_by: int | None = None) -> None:
         body = record.body
@@ -385,21 +321,6 @@ class Agent:
             sample = replace(sample, progress=await self._supervisor.progress(starting))
         message = wire.encode_sample(self._settings.cluster, sample, time=now())
         await found.publish_sample(message.subject, message.payload)
-
-    async def _say_last_words(self) -> None:
-        """Give the last events a moment to reach the log; what does not stays in the outbox."""
-        with anyio.move_on_after(LAST_WORDS_SECONDS):
-            while self._log is not None and await self._outbox.waiting(1):  # noqa: ASYNC110
-                await anyio.sleep(0.02)
-
-
-async def _records(
-    log: JetStreamLog, subject: str, start: int, until: int | None = None
-) -> AsyncIterator[Record]:
-    """Yield the records on a subject. `llmgw.replay` does, and brings what an agent needs not."""
-    async for batch in log.follow(start, subjects=[subject], until=until):
-        for message in batch:
-            yield wire.decode(message.sequence, message.time_ns, message.subject, message.payload)
 
 
 def started_pids(memory: Memory) -> dict[s.Start, int]:

@@ -29,16 +29,14 @@ from llmgw.hardware.discover import discover
 from llmgw.hardware.host import boot_id
 from llmgw.hardware.shapes import readings, shape
 from llmgw.hardware.types import Inventory, Readings
-from llmgw.log.base import LogRewound
-from llmgw.log.jetstream import JetStreamLog, connect
+from llmgw.log.jetstream import JetStreamLog
+from llmgw.loglink import LogLink, commands, waiting_commands
 from llmgw.outbox import Outbox, open_outbox
-from llmgw.replay import records
 from llmgw.sample import simulated_hardware
-from llmgw.settings import Settings, nats_url
+from llmgw.settings import Settings
 from llmgw.stopping import hearing_hangups, hearing_signals
 
 TICK_SECONDS = 0.1
-RETRY_SECONDS = 1.0
 LAST_WORDS_SECONDS = 20.0
 PORTS_EACH = 8
 
@@ -61,11 +59,9 @@ class Fleet:
     ) -> None:
         self._settings = settings
         self._nodes = nodes
-        self._outbox = outbox
         self._store = store
         self._machines: dict[Path, Machine] = {}
-        self._log: JetStreamLog | None = None
-        self._connected = asyncio.Event()
+        self._link = LogLink(settings, "llmgw fleet", outbox, self._start_over)
 
     async def run(
         self,
@@ -80,7 +76,7 @@ class Fleet:
             tasks.start_soon(self._store.write)
             await self._begin(identity, rebooted, tasks)
             for loop in (
-                self._connect,
+                self._link.connect,
                 self._send_events,
                 self._follow,
                 self._tick,
@@ -93,8 +89,7 @@ class Fleet:
             tasks.cancel_scope.cancel()
         for node in self._nodes.values():
             await node.close()
-        if self._log is not None:
-            await self._log.close()
+        await self._link.close()
 
     async def _begin(self, identity: str, rebooted: bool, tasks: anyio.abc.TaskGroup) -> None:
         await self._look()
@@ -127,7 +122,7 @@ class Fleet:
 
     async def _beat(self) -> None:
         """Send each node's sign of life at its time, the nodes spread over the pause evenly."""
-        found = await self._reached()
+        found = await self._link.reached()
         loop = asyncio.get_running_loop()
         began, sent = loop.time(), 0
         pause = self._settings.sample_seconds / len(self._nodes)
@@ -167,98 +162,32 @@ class Fleet:
             break
         for node in self._nodes.values():
             await node.until_left()
-        with anyio.move_on_after(LAST_WORDS_SECONDS):
-            while self._log is not None and await self._outbox.waiting(1):  # noqa: ASYNC110
-                await anyio.sleep(0.02)
+        await self._link.say_last_words(LAST_WORDS_SECONDS)
 
     # --- the log -----------------------------------------------------------------------------
 
-    async def _connect(self) -> None:
-        """Find the log, however long it takes, and notice when it is not the one of before."""
-        settings = self._settings
-        while True:
-            try:
-                found = await connect(
-                    nats_url(settings),
-                    settings.cluster,
-                    name="llmgw fleet",
-                    replicas=settings.log_replicas,
-                )
-                await self._notice_another(found)
-            except LlmgwError as error:
-                log.warning("log_unreachable", reason=str(error))
-                await anyio.sleep(RETRY_SECONDS)
-            else:
-                self._log = found
-                self._connected.set()
-                return
-
-    async def _reached(self) -> JetStreamLog:
-        await self._connected.wait()
-        assert self._log is not None
-        return self._log
-
-    async def _notice_another(self, found: JetStreamLog) -> None:
-        created = str((await found.bounds()).created_ns).encode()
-        known = await self._outbox.kept("log_created")
-        if known != created:
-            await self._outbox.commit({"log_created": created})
-        if known not in (None, created):
-            await self._start_over()
-
     async def _start_over(self) -> None:
-        log.warning("log_replaced")
         for node in self._nodes.values():
             await node.forget_log()
 
     async def _send_events(self) -> None:
-        """Send what waits, in order, again and again until the log has it."""
-        found = await self._reached()
-        while True:
-            queued = self._store.queued
-            waiting = await self._outbox.waiting()
-            if not waiting:
-                await queued.wait()
-                continue
-            try:
-                await found.append_many([w.message for w in waiting])
-                await self._outbox.sent(w.place for w in waiting)
-            except LlmgwError as error:
-                log.warning("events_wait", reason=str(error), at_least=len(waiting))
-                await anyio.sleep(RETRY_SECONDS)
+        await self._link.send_events(await self._link.reached(), lambda: self._store.queued)
 
     async def _follow(self) -> None:
-        found = await self._reached()
-        rewound = False
-        while True:
-            try:
-                if rewound:
-                    await self._notice_another(found)
-                    await self._start_over()
-                    rewound = False
-                await self._take_commands(found)
-            except LogRewound as error:
-                log.warning("log_rewound", reason=str(error))
-                rewound = True
-            except LlmgwError as error:
-                log.warning("commands_unreachable", reason=str(error))
-            await anyio.sleep(RETRY_SECONDS)
+        await self._link.follow(await self._link.reached(), self._take_commands)
 
     async def _take_commands(self, found: JetStreamLog) -> None:
         """Hand commands out: those that waited, then each as it comes."""
-        subjects = [wire.command_subject(self._settings.cluster, "*")]
-        newest = await found.last(subjects[0])
-        last = newest.sequence if newest is not None else 0
-        start = 1 + min(node.command_sequence for node in self._nodes.values())
-        start = max(start, (await found.bounds()).first)  # what was archived was answered
-        if start <= last:
-            waiting: dict[str, list[Record]] = {}
-            async for record in records(found, start=start, until=last, subjects=subjects):
-                waiting.setdefault(record.node, []).append(record)
-            for name, some in waiting.items():
-                if (node := self._nodes.get(name)) is not None:
-                    node.take_waiting(some)
-        async for record in records(found, start=max(start, last + 1), subjects=subjects):
+        subject = wire.command_subject(self._settings.cluster, "*")
+        seen = min(node.command_sequence for node in self._nodes.values())
+        found_waiting, start = await waiting_commands(found, subject, seen)
+        waiting: dict[str, list[Record]] = {}
+        for record in found_waiting:
+            waiting.setdefault(record.node, []).append(record)
+        for name, some in waiting.items():
+            if (node := self._nodes.get(name)) is not None:
+                node.take_waiting(some)
+        async for record in commands(found, subject, start):
             if (node := self._nodes.get(record.node)) is not None:
                 node.take_command(record)
 
