@@ -134,30 +134,21 @@ def read_count_or_none(node: Node, field: str, report: Report) -> int | None:
 def read_signed(node: Node, field: str, report: Report) -> int | None:
     """Return a whole number, negative or not."""
     wanted = "must be a whole number, such as 10 or -10"
-    text = _number_text(node, field, wanted, report)
-    if text is not None and not _SIGNED_NUMBER.fullmatch(text):
-        report.problem(node.line, field, f"{wanted}, not {text!r:.40}")
-        return None
+    text = _written(_SIGNED_NUMBER.fullmatch, node, field, wanted, report)
     return None if text is None else int(text)
 
 
 def read_fraction(node: Node, field: str, report: Report) -> float | None:
     """Return a number; whether it is a good fraction is asked by the rules."""
     wanted = "must be a number above 0 and at most 1, such as 0.9"
-    text = _number_text(node, field, wanted, report)
-    if text is not None and not _NUMBER.fullmatch(text):
-        report.problem(node.line, field, f"{wanted}, not {text!r:.40}")
-        return None
+    text = _written(_NUMBER.fullmatch, node, field, wanted, report)
     return None if text is None else float(text)
 
 
 def read_truth(node: Node, field: str, report: Report) -> bool | None:
     """Return true or false, which are written so and in no other way."""
     wanted = "must be true or false"
-    text = _number_text(node, field, wanted, report)
-    if text is not None and text not in _TRUTHS:
-        report.problem(node.line, field, f"{wanted}, not {text!r:.40}")
-        return None
+    text = _written(_TRUTHS.__contains__, node, field, wanted, report)
     return None if text is None else _TRUTHS[text]
 
 
@@ -211,13 +202,23 @@ def read_memory(node: Node, field: str, report: Report) -> int | None:
 
 def _read_whole(node: Node, field: str, least: int, report: Report) -> int | None:
     wanted = f"must be a whole number of at least {least}"
+
+    def is_good(text: str) -> bool:
+        return _WHOLE_NUMBER.fullmatch(text) is not None and int(text) >= least
+
+    text = _written(is_good, node, field, wanted, report)
+    return None if text is None else int(text)
+
+
+def _written(
+    is_good: Callable[[str], object], node: Node, field: str, wanted: str, report: Report
+) -> str | None:
+    """Return the text of a value that is written without quotes, if it is a good one."""
     text = _number_text(node, field, wanted, report)
-    if text is None:
-        return None
-    if not _WHOLE_NUMBER.fullmatch(text) or int(text) < least:
+    if text is not None and not is_good(text):
         report.problem(node.line, field, f"{wanted}, not {text!r:.40}")
         return None
-    return int(text)
+    return text
 
 
 def _number_text(

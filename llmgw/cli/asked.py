@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from llmgw.catalog.diff import CatalogDiff, FieldChange
     from llmgw.core.cluster import Cluster
     from llmgw.core.events import Event
+    from llmgw.core.records import Record
+    from llmgw.log.base import Log
     from llmgw.views import Forecast, Step
 
 SAID_NO = 4
+
+T = TypeVar("T")
 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show what would come of it, and write nothing.")
@@ -27,6 +31,34 @@ DryRun = Annotated[
 Wait = Annotated[
     float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for the answer.")
 ]
+
+
+async def heard(
+    log: Log,
+    state: Cluster,
+    wait_seconds: float,
+    answer_in: Callable[[Record, bool], T | None],
+) -> T | None:
+    """Fold what the log says from `state` on, until something in it is the answer, or too late.
+
+    `answer_in` is asked of each record once it is folded, and told whether the fold voided it.
+    """
+    import asyncio
+
+    from llmgw.core.fold import apply as fold
+    from llmgw.replay import records
+
+    try:
+        async with asyncio.timeout(wait_seconds):
+            async for record in records(log, start=state.sequence + 1):
+                voided = state.void
+                fold(state, record)
+                answer = answer_in(record, state.void > voided)
+                if answer is not None:
+                    return answer
+    except TimeoutError:
+        pass
+    return None
 
 
 def foresee(state: Cluster, request: Event) -> Forecast:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmgw.cli.asked import SAID_NO, DryRun, Wait, diff_lines, foresee, show_forecast
+from llmgw.cli.asked import SAID_NO, DryRun, Wait, diff_lines, foresee, heard, show_forecast
 from llmgw.cli.context import note, open_log, resolved
 from llmgw.cli.options import ClusterName, Data, Format, NatsUrl, Output
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from llmgw.catalog.entries import Catalog
     from llmgw.core.cluster import Cluster
     from llmgw.core.events import CatalogAccepted, CatalogRejected
+    from llmgw.core.records import Record
     from llmgw.log.base import Log
     from llmgw.settings import Settings
 
@@ -81,27 +82,15 @@ async def _answer(log: Log, state: Cluster, request: int, wait_seconds: float) -
     `state` is the log folded before the request. An answer that the fold voids is none: the log
     is folded, not only read.
     """
-    import asyncio
-
     from llmgw.core.events import CatalogAccepted, CatalogRejected
-    from llmgw.core.fold import apply as fold
-    from llmgw.replay import records
 
-    try:
-        async with asyncio.timeout(wait_seconds):
-            async for record in records(log, start=state.sequence + 1):
-                voided = state.void
-                fold(state, record)
-                body = record.body
-                if (
-                    isinstance(body, CatalogAccepted | CatalogRejected)
-                    and body.request == request
-                    and state.void == voided
-                ):
-                    return body
-    except TimeoutError:
-        pass
-    return None
+    def answer_in(record: Record, voided: bool) -> Answer | None:
+        body = record.body
+        if isinstance(body, CatalogAccepted | CatalogRejected) and body.request == request:
+            return None if voided else body
+        return None
+
+    return await heard(log, state, wait_seconds, answer_in)
 
 
 def _lines(file: str, sequence: int, answer: Answer | None, changes: CatalogDiff) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmgw.cli.asked import SAID_NO, DryRun, Wait, foresee, show_forecast, unknown
+from llmgw.cli.asked import SAID_NO, DryRun, Wait, foresee, heard, show_forecast, unknown
 from llmgw.cli.context import open_log, resolved
 from llmgw.cli.options import ClusterName, Data, Format, NatsUrl, Output
 from llmgw.errors import UsageError
@@ -19,6 +19,7 @@ from llmgw.errors import UsageError
 if TYPE_CHECKING:
     from llmgw.core.cluster import Cluster
     from llmgw.core.events import Event
+    from llmgw.core.records import Record
     from llmgw.log.base import Log
     from llmgw.settings import Settings
 
@@ -227,28 +228,22 @@ async def _effect(log: Log, state: Cluster, request: int, wait_seconds: float) -
 
     It is over when nothing more is to be decided: engines that load are not waited for.
     """
-    import asyncio
-
     from llmgw.core.decide import decide
-    from llmgw.core.fold import apply as fold
-    from llmgw.replay import records
     from llmgw.views.summaries import summary
 
     decided: list[str] = []
-    try:
-        async with asyncio.timeout(wait_seconds):
-            async for record in records(log, start=state.sequence + 1):
-                voided = state.void
-                fold(state, record)
-                if record.sequence == request and state.void > voided:
-                    return {"answer": "refused", "reasons": [state.incidents[-1].detail]}
-                if getattr(record.body, "at", 0) >= request:
-                    decided.append(summary(record.body))
-                if record.sequence >= request and state.term and not decide(state):
-                    return {"answer": "taken", "decisions": decided}
-    except TimeoutError:
-        pass
-    return {"answer": "taken" if decided else "none yet", "decisions": decided}
+
+    def answer_in(record: Record, voided: bool) -> dict[str, Any] | None:
+        if record.sequence == request and voided:
+            return {"answer": "refused", "reasons": [state.incidents[-1].detail]}
+        if getattr(record.body, "at", 0) >= request:
+            decided.append(summary(record.body))
+        if record.sequence >= request and state.term and not decide(state):
+            return {"answer": "taken", "decisions": decided}
+        return None
+
+    found = await heard(log, state, wait_seconds, answer_in)
+    return found or {"answer": "taken" if decided else "none yet", "decisions": decided}
 
 
 def _lines(request: Event, result: dict[str, Any]) -> list[str]:

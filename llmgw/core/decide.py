@@ -62,6 +62,8 @@ def _replica_decisions(state: Cluster) -> Iterator[Decision]:
     for replica in state.replicas.values():
         if replica.retired is None:
             by_model.setdefault(replica.model, []).append(replica)
+        else:
+            held.ending = True
     for name, replicas in by_model.items():
         if name not in state.models:
             yield from (_retire(state, r, "its model left the catalog") for r in replicas)
@@ -283,6 +285,9 @@ def _make_room(state: Cluster, entry: Entry, missing: int, held: Held) -> Iterat
     least useful. More and more are thought away, twice as many each time, until one fits; only
     those whose memory it takes go.
     """
+    displaces = any(m.entry.priority < entry.priority for m in state.models.values())
+    if not (displaces or held.ending or held.retired):
+        return  # nothing has changed since it was refused
     trial = _with_the_retired_gone(state, held)
     candidates: list[Replica] | None = None
     away: list[Replica] = []

@@ -18,7 +18,8 @@ class Held:
 
     Of the nodes where something was taken or released it keeps surveys of its own; the state and
     its index are only read. It is of use until the state changes. `takes` is what was taken, in
-    its order, and `retired` what the same decision retires.
+    its order, `retired` what the same decision retires, and `ending` whether the state has
+    retired replicas that are not gone.
     """
 
     def __init__(self) -> None:
@@ -26,6 +27,7 @@ class Held:
         self.gone = Marks()
         self.takes: list[tuple[str, tuple[PartPlacement, ...], Entry | None]] = []
         self.retired: dict[str, None] = {}
+        self.ending = False
         self._surveys: dict[int, Survey] = {}
         self._taken: dict[str, dict[str, dict[str, int]]] = {}
         self._released: set[str] = set()
@@ -70,13 +72,12 @@ class Held:
             self._look_again(state, part.node)
 
     def _holders(self, node: Node) -> Mapping[str, Mapping[str, int]]:
-        taken = self._taken.get(node.name)
+        gone = self._released
         held: dict[str, Mapping[str, int]] = dict(node.held)
-        for name in self._released:
-            for pool, holders in held.items():
-                if name in holders:
-                    held[pool] = {who: size for who, size in holders.items() if who != name}
-        for pool, more in (taken or {}).items():
+        for pool, holders in node.held.items():
+            if not gone.isdisjoint(holders):
+                held[pool] = {who: size for who, size in holders.items() if who not in gone}
+        for pool, more in self._taken.get(node.name, {}).items():
             held[pool] = {**held.get(pool, {}), **more}
         return {pool: holders for pool, holders in held.items() if holders}
 

@@ -138,9 +138,6 @@ class Marks:
         return count
 
 
-NOTHING = Marks()
-
-
 def union(marks: Iterable[Marks]) -> Marks:
     """Return the numbers that any of `marks` has."""
     found = Marks()

@@ -16,7 +16,7 @@ from llmgw.core.demand import demand_bytes, taken_bytes
 from llmgw.core.held import Held
 from llmgw.core.index import full, node_refuses
 from llmgw.core.placement import domain_of, label_refuses, why_not
-from llmgw.core.search import spans_nodes
+from llmgw.hardware.types import spans_nodes
 
 MOST_TERMS_AT_ONCE = 1_000
 """Elections are fenced, so each follows the last. A mistaken or forged one that is far ahead would

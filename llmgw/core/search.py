@@ -29,8 +29,10 @@ from llmgw.core.index import (
     Kind,
     Marks,
     index_of,
+    key_of,
     union,
 )
+from llmgw.hardware.types import spans_nodes
 
 PARTLY = 7
 """The form of devices that replicas share, beside those of the index."""
@@ -224,7 +226,7 @@ class Search:
             if self.index.kinds[kind].shared:
                 continue
             for whole in (0,) if worse else (0, WHOLE):
-                found = self._find(sides, (kind * FORMS + form + whole + worse) << 10)
+                found = self._find(sides, key_of(kind, form + whole + worse, 0))
                 if found is not None:
                     return (kind, *found)
         return None
@@ -350,7 +352,7 @@ class Search:
             sizes |= side.board.sizes.get(kind * FORMS + ALL, 0)
         labels = self.entry.labels.require
         for free in _numbers(sizes):
-            key = (kind * FORMS + ALL) << 10 | free
+            key = key_of(kind, ALL, free)
             if reason is not None:
                 _add(refusals, reason, free * _count(self._sides, key))
                 continue
@@ -369,11 +371,6 @@ class Search:
         entry = self.entry
         what = "of one NVLink fabric " if entry.tp > self.size else ""
         return f"on fewer than {entry.nodes} nodes {what}with {self.size} free together"
-
-
-def spans_nodes(domain: str) -> bool:
-    """Return whether the NVLink domain is a fabric, which reaches over nodes."""
-    return not domain.startswith("node:")
 
 
 def without_label(name: str, value: str) -> str:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from llmgw.hardware.reports import ReportedCard
 from llmgw.hardware.topology import Topology, cliques
-from llmgw.hardware.types import Card
+from llmgw.hardware.types import Card, local_domain, spans_nodes
 
 _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 
@@ -36,7 +36,7 @@ def with_domains(
     domains = _fabric_domains(node, usable)
     if topology is not None:
         topology = _among(topology, {entry.card.index for entry in usable})
-        domains = {index: name for index, name in domains.items() if not name.startswith("node:")}
+        domains = {index: name for index, name in domains.items() if spans_nodes(name)}
         domains = _topology_domains(node, topology) | domains
     return [_placed(entry.card, domains, topology) for entry in reported], warnings
 
@@ -77,7 +77,7 @@ def _fabric_domains(node: str, reported: Sequence[ReportedCard]) -> dict[int, st
         if cluster != _NO_CLUSTER and clique is not None:
             domains |= dict.fromkeys(cards, f"{cluster}/{clique}")
         elif cluster == _NO_CLUSTER and len(cards) > 1:
-            domains |= dict.fromkeys(cards, _local(node, cards))
+            domains |= dict.fromkeys(cards, local_domain(node, min(cards)))
     return domains
 
 
@@ -89,8 +89,4 @@ def _among(topology: Topology, usable: set[int]) -> Topology:
 
 def _topology_domains(node: str, topology: Topology) -> dict[int, str]:
     groups = cliques(topology.peers)
-    return {card: _local(node, group) for group in groups for card in group}
-
-
-def _local(node: str, cards: Sequence[int]) -> str:
-    return f"node:{node}/{min(cards)}"
+    return {card: local_domain(node, min(group)) for group in groups for card in group}

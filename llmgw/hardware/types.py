@@ -38,6 +38,19 @@ def device_label(device_id: int) -> str:
     return str(device_id)
 
 
+_LOCAL_DOMAIN = "node:"
+
+
+def local_domain(node: str, card: int) -> str:
+    """The name of an NVLink domain inside a node, by its lowest card."""
+    return f"{_LOCAL_DOMAIN}{node}/{card}"
+
+
+def spans_nodes(domain: str) -> bool:
+    """Whether an NVLink domain is a fabric, which reaches over nodes."""
+    return not domain.startswith(_LOCAL_DOMAIN)
+
+
 class Shape(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """Base of the hardware types: immutable, keyword-only, absent where not known."""
 

@@ -27,10 +27,10 @@ from llmgw.catalog.problems import problems
 from llmgw.core import events as e
 from llmgw.core.commands import SetAssignments
 from llmgw.core.records import NewerVersion, Record, UnknownType, Unreadable
-from llmgw.core.search import spans_nodes
 from llmgw.engines.devices import DEVICE_VARIABLES
 from llmgw.engines.registry import ENGINES
 from llmgw.errors import MalformedRecord
+from llmgw.hardware.types import local_domain, spans_nodes
 from llmgw.log.base import Message
 
 CLUSTER = "scrubbed"
@@ -340,7 +340,7 @@ def _plainly(word: str) -> Callable[[int, str], str]:
 
 def _domain(number: int, name: str) -> str:
     """Of a node or of a fabric: a group over several nodes needs one of the latter."""
-    return f"{'' if spans_nodes(name) else 'node:'}domain-{number}"
+    return f"domain-{number}" if spans_nodes(name) else local_domain(f"domain-{number}", 0)
 
 
 _PSEUDONYMS: Mapping[str, Callable[[int, str], str]] = {
