@@ -33,6 +33,7 @@ from tests.benchmarks.measure import Result, at_least, at_most
 GIB = 1 << 30
 FLEETS = (1_000, 10_000, 100_000)
 REPLICAS = 10_000
+TURNS = 20
 INSTANCES = 100
 NODES_FOR_MEMORY = 1_000
 
@@ -40,6 +41,7 @@ NODES_FOR_MEMORY = 1_000
 def benchmark() -> Iterator[Result]:
     """Measure speed, growth, memory and quality."""
     yield from speed()
+    yield from growth()
     yield from memory()
     yield from quality()
 
@@ -48,52 +50,68 @@ def benchmark() -> Iterator[Result]:
 
 
 def speed() -> Iterator[Result]:
-    """Fill fleets of growing size with the same number of replicas."""
-    costs: dict[int, float] = {}
-    for nodes in FLEETS:
-        state = fleet(nodes)
-        index_of(state)
-        entries = catalog()
-        state.models = {entry.name: Model(entry, unit(entry)) for entry in entries}
-        count = min(REPLICAS, 2 * nodes)
-        seconds, each = filled(state, entries, count)
-        refused = refusals(state, entries)
-        costs[nodes] = each[len(each) // 2]
-        name, peer = f"placement, {nodes:,} nodes x 8", f"{count:,} replicas of {len(entries)}"
-        if nodes != 10_000:
-            yield Result(f"{name}, median", costs[nodes] * 1e6, "us", peer)
-            continue
-        yield at_most(50, f"{name}, median", costs[nodes] * 1e6, "us", peer)
-        yield at_most(
-            500, f"{name}, 99th percentile", each[len(each) * 99 // 100] * 1e6, "us", peer
-        )
-        yield at_least(15_000, f"{name}, placed and taken", count / seconds, "replicas/s", peer)
-        median_us = refused[len(refused) // 2] * 1e6
-        yield at_most(
-            costs[nodes] * 1e6, f"{name}, refused, median", median_us, "us", "one that is placed"
-        )
+    """Fill a fleet of ten thousand nodes with a mixed catalog, and ask for what fits nowhere."""
+    entries, nodes = catalog(), 10_000
+    filling = Filling(fleet(nodes), entries)
+    filling.go_on(REPLICAS)
+    refused = refusals(filling.state)
+    name, peer = f"placement, {nodes:,} nodes x 8", f"{REPLICAS:,} replicas of {len(entries)}"
+    median_us = filling.percentile(50) * 1e6
+    yield at_most(50, f"{name}, median", median_us, "us", peer)
+    slow_us = filling.percentile(99) * 1e6
+    yield at_most(500, f"{name}, 99th percentile", slow_us, "us", peer)
+    rate = REPLICAS / filling.seconds
+    yield at_least(15_000, f"{name}, placed and taken", rate, "replicas/s", peer)
+    refused_us = refused[len(refused) // 2] * 1e6
+    yield at_most(median_us, f"{name}, refused, median", refused_us, "us", "one that is placed")
+
+
+def growth() -> Iterator[Result]:
+    """Fill fleets of growing size in turns: a busy moment falls on all of them."""
+    entries = catalog()
+    fillings = {nodes: Filling(fleet(nodes), entries) for nodes in FLEETS}
+    for _ in range(TURNS):
+        for nodes, filling in fillings.items():
+            filling.go_on(min(REPLICAS, 2 * nodes) // TURNS)
+    costs = {nodes: filling.percentile(50) for nodes, filling in fillings.items()}
     for before, after in pairwise(FLEETS):
-        growth = costs[after] / costs[before]
         name = f"growth of a placement, {before:,} to {after:,} nodes"
-        yield at_most(1.2, name, growth, "x", "the smaller fleet")
+        said = f"{costs[before] * 1e6:.1f} us in the smaller fleet"
+        yield at_most(1.2, name, costs[after] / costs[before], "x", said)
 
 
-def filled(state: Cluster, entries: list[Entry], count: int) -> tuple[float, list[float]]:
-    """Return the processor time of placing and taking so many, and each placement's, sorted."""
-    choose, held, each = random.Random(1).choice, Held(), []
-    clock = time.process_time
-    began = clock()
-    for number in range(count):
-        entry = choose(entries)
-        start = clock()
-        answer = place(state, entry, held)
-        each.append(clock() - start)
-        assert isinstance(answer, Placed)
-        held.take(state, f"r{number}", answer.parts, entry)
-    return clock() - began, sorted(each)
+class Filling:
+    """A fleet that is filled bit by bit: the processor time of it all, and of each placement."""
+
+    def __init__(self, state: Cluster, entries: list[Entry]) -> None:
+        state.models = {entry.name: Model(entry, unit(entry)) for entry in entries}
+        index_of(state)
+        self.state = state
+        self.seconds = 0.0
+        self._entries = entries
+        self._choose = random.Random(1).choice
+        self._held = Held()
+        self._each: list[float] = []
+
+    def go_on(self, count: int) -> None:
+        """Place and take so many more."""
+        clock, held = time.process_time, self._held
+        began = clock()
+        for _ in range(count):
+            entry = self._choose(self._entries)
+            start = clock()
+            answer = place(self.state, entry, held)
+            self._each.append(clock() - start)
+            assert isinstance(answer, Placed)
+            held.take(self.state, f"r{len(self._each)}", answer.parts, entry)
+        self.seconds += clock() - began
+
+    def percentile(self, percent: int) -> float:
+        """Return the time below which so many of the placements took, in seconds."""
+        return sorted(self._each)[len(self._each) * percent // 100]
 
 
-def refusals(state: Cluster, entries: list[Entry]) -> list[float]:
+def refusals(state: Cluster) -> list[float]:
     """Return the times of placements that nothing is large enough for, sorted."""
     huge = Entry(
         name="huge", engine="vllm", classes=("h100-*",), memory_bytes=90 * GIB, source="o/m"
