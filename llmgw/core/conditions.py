@@ -314,6 +314,7 @@ def _answers(reading: CardReading) -> bool:
         or reading.clock_memory_mhz is not None
         or reading.pcie_replays is not None
         or reading.nvlink_errors is not None
+        or reading.age_seconds is not None
         or reading.wear != _UNTOLD_WEAR
     )
 

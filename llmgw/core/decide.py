@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from llmgw.catalog.entries import Entry
 from llmgw.catalog.problems import problems
-from llmgw.core.cluster import Cluster, Model, Node, Replica, pool_of
+from llmgw.core.cluster import Cluster, Model, Node, Part, Replica, pool_of
 from llmgw.core.commands import Assignment, SetAssignments
 from llmgw.core.events import (
     CatalogAccepted,
@@ -22,7 +22,7 @@ from llmgw.core.events import (
     ReplicaRetired,
 )
 from llmgw.core.held import Held
-from llmgw.core.meanings import AVOIDED
+from llmgw.core.meanings import AVOIDED, EVACUATED
 from llmgw.core.placement import Placed, place
 from llmgw.core.rollout import is_ready, paused
 from llmgw.hardware.types import device_label
@@ -129,8 +129,9 @@ def _sorted_out(
 ) -> tuple[list[Replica], list[Replica]]:
     """Return the replicas as they should be, and those that go once others serve in their place.
 
-    These are outdated, to be drained, or on devices that their node has no more. Those on lost
-    nodes are neither: what becomes of them is known when the node returns.
+    These are outdated, to be drained, or on devices that their node has no more, or on which
+    nothing is left. Those on lost nodes are neither: what becomes of them is known when the node
+    returns.
     """
     one, nodes = model.one, state.nodes
     current, leaving = [], []
@@ -140,6 +141,7 @@ def _sorted_out(
             node = nodes[part.node]
             lost = lost or node.lost
             displaced = displaced or node.draining or part.gone is not None
+            displaced = displaced or _must_leave(node, part) is not None
         if displaced or (replica.entry is not one and replica.entry != one):
             leaving.append(replica)
         elif not lost:
@@ -205,7 +207,8 @@ def _retirements(
     in_the_way = _in_the_way(state, entry, current, leaving, missing)
     for replica in in_the_way:
         yield _retire(state, replica, _why_leaving(state, replica) or IN_THE_WAY)
-    useless = [r for r in leaving if r not in in_the_way and _is_gone(r) and not is_ready(r)]
+    dead = [r for r in leaving if not is_ready(r) and _has_no_device(state, r)]
+    useless = [r for r in dead if r not in in_the_way]
     serving = [r for r in leaving if r not in in_the_way and r not in useless]
     serving.sort(key=_least_useful)
     enough = serving[: max(0, len(serving) - max(0, entry.replicas - ready))]
@@ -218,7 +221,21 @@ def _why_leaving(state: Cluster, replica: Replica) -> str | None:
     gone = next((part.gone for part in replica.parts if part.gone is not None), None)
     if gone is None and _on_draining_node(state, replica):
         return "its node is drained"
-    return gone
+    left = (_must_leave(state.nodes[part.node], part) for part in replica.parts)
+    return gone or next((why for why in left if why is not None), None)
+
+
+def _must_leave(node: Node, part: Part) -> str | None:
+    """Return what a device of a part suffers from that nothing is left on, or `None`."""
+    if not (node.conditions or node.excluded):
+        return None
+    for number in part.devices:
+        named = [c.name for c in node.conditions if c.device == number and c.name in EVACUATED]
+        out = node.excluded.get(number)
+        against = out if out in EVACUATED else next(iter(named), None)
+        if against is not None:
+            return f"{node.name} {device_label(number)} is {against}"
+    return None
 
 
 def _in_the_way(
@@ -373,8 +390,12 @@ def _least_steady(state: Cluster, replica: Replica) -> tuple[bool, int, int]:
     return (ready, -max(flaps, 0), newest)
 
 
-def _is_gone(replica: Replica) -> bool:
-    return any(part.gone is not None for part in replica.parts)
+def _has_no_device(state: Cluster, replica: Replica) -> bool:
+    """Return whether a device of the replica is there no more, or nothing can run on it."""
+    return any(
+        part.gone is not None or _must_leave(state.nodes[part.node], part) is not None
+        for part in replica.parts
+    )
 
 
 def _on_lost_node(state: Cluster, replica: Replica) -> bool:

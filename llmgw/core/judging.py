@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from llmgw.core.limits import Limits
-from llmgw.core.meanings import UNLISTED, XIDS
+from llmgw.core.meanings import PAIRED, UNLISTED, XIDS
 from llmgw.hardware.types import Card, CardReading
 
 THROTTLES = frozenset(
@@ -95,7 +95,8 @@ class Rule(NamedTuple):
 
 def card_rules(limits: Limits) -> tuple[Rule, ...]:
     """Return the rules for cards under these limits."""
-    return (*_heat(limits), *_power(limits), *_wear(limits), *map(_xid, ("lost", "xid", "suspect")))
+    errors = map(_xid, ("lost", "xid", "suspect"))
+    return (*_heat(limits), *_power(limits), *_wear(limits), *errors, _staleness(limits))
 
 
 def _heat(limits: Limits) -> tuple[Rule, ...]:
@@ -137,8 +138,8 @@ def _power(limits: Limits) -> tuple[Rule, ...]:
 
 
 def _wear(limits: Limits) -> tuple[Rule, ...]:
-    def flagged(measure: Measure, what: str) -> Rule:
-        return Rule("worn", measure, FLAG, lambda *_: what, lapses=False)
+    def flagged(name: str, measure: Measure, what: str) -> Rule:
+        return Rule(name, measure, FLAG, lambda *_: what, lapses=False)
 
     def counted(measure: Measure, limit: int, what: str) -> Rule:
         def says(reading: CardReading, card: Card | None) -> str:
@@ -148,14 +149,17 @@ def _wear(limits: Limits) -> tuple[Rule, ...]:
 
     return (
         flagged(
+            "worn",
             lambda reading, _: reading.wear.remap_failed,
             "a row of its memory could not be remapped",
         ),
         flagged(
+            "remap-pending",
             lambda reading, _: reading.wear.remap_pending,
             "a row of its memory waits for a reset to be remapped",
         ),
         flagged(
+            "remap-pending",
             lambda reading, _: reading.wear.retired_pending,
             "a page of its memory waits for a reset to be retired",
         ),
@@ -176,12 +180,25 @@ def _xid(condition: str) -> Rule:
         return [x for x in reading.xids if XIDS.get(x, UNLISTED).condition == condition]
 
     def says(reading: CardReading, _: Card | None) -> str:
-        return ", ".join(f"Xid {x}: {XIDS.get(x, UNLISTED).meaning}" for x in numbers(reading))
+        told = numbers(reading)
+        told += [x for x in reading.xids if x in PAIRED and 48 in told]
+        return ", ".join(f"Xid {x}: {XIDS.get(x, UNLISTED).meaning}" for x in told)
 
     def measure(reading: CardReading, _: Card | None) -> float:
         return len(numbers(reading)) if reading.xids else 0
 
     return Rule(condition, measure, FLAG, says, lapses=False)
+
+
+def _staleness(limits: Limits) -> Rule:
+    """Return the rule for a card of which the driver tells the same again and again."""
+    return Rule(
+        "stale",
+        lambda reading, _: reading.age_seconds or 0,
+        Band(limits.stale_seconds, 0),
+        lambda reading, _: f"the same for {reading.age_seconds or 0:.0f} s",
+        lapses=False,
+    )
 
 
 def _nearness(reading: CardReading, card: Card | None) -> float | None:

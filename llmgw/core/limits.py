@@ -39,6 +39,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """More retired pages than these: cards before Ampere can note 64."""
     lost_seconds: float = 30.0
     found_seconds: float = 30.0
+    stale_seconds: float = 30.0
+    """So old what the driver tells of a card may be, by its own clock."""
     occupied_bytes: int = 512 * MIB
     vacant_bytes: int = 256 * MIB
     occupied_seconds: float = 5.0

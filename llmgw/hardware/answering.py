@@ -90,7 +90,10 @@ class Answering:
             timer.cancel()
 
     async def end(self) -> None:
-        """End it, however stuck it is, and return when it is gone or cannot be ended."""
+        """End it, however stuck it is, and return when it is gone or cannot be ended.
+
+        Its input ends first, so that one that is not stuck lets go of what it holds by itself.
+        """
         os.close(self._asking)
         os.close(self._hearing)
-        await running.end(self._process, self._name)
+        await running.end(self._process, self._name, is_asked=True)

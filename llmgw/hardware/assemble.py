@@ -197,9 +197,6 @@ def _exclusion(reported: ReportedCard, card: Card, ecc_limit: int) -> Excluded |
         # Without the number itself: each further error would be another inventory.
         detail = f"more than {ecc_limit} uncorrectable memory errors since the driver was loaded"
         return out("worn", f"{detail}: reset the card, and replace it if they come back")
-    if card.wear.remap_pending:
-        reset = f"nvidia-smi --gpu-reset -i {card.index}"
-        return out("needs-reset", f"a row of the card's memory waits for a reset: {reset}")
     if card.mig_mode and card.mig_pending and card.mig_mode != card.mig_pending:
         change = f"MIG is {card.mig_mode} and will be {card.mig_pending} after a reset of the card"
         return out("mig-pending", change)

@@ -8,7 +8,6 @@ and PCI addresses stay, since the outputs are joined by them; what `scrub` takes
 from __future__ import annotations
 
 import codecs
-import stat
 from pathlib import Path
 
 import anyio.to_thread
@@ -16,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from llmgw.errors import BackendUnavailable, UsageError
+from llmgw.files import NoRegularFile, read_regular
 from llmgw.hardware.assemble import assemble
 from llmgw.hardware.host import host_memory, owners, parse_meminfo
 from llmgw.hardware.nvml import Nvml, parse_record, read_record
@@ -162,16 +162,16 @@ def _assembled(node: str, folder: Path, text: str) -> Inventory:
 def _read(path: Path) -> str | None:
     """A file's text, or `None` if it is not there. Raises `UsageError` if it cannot be read."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise UsageError(f"{path} is no regular file: it is not of a capture")
-        if found.st_size > _MOST_BYTES:
-            raise UsageError(f"{path} is larger than any output of nvidia-smi: it is not a capture")
-        return _decoded(path.read_bytes())
+        data = read_regular(path, _MOST_BYTES + 1)
+    except NoRegularFile as error:
+        raise UsageError(f"{path} is no regular file: it is not of a capture") from error
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror})") from error
+    if len(data) > _MOST_BYTES:
+        raise UsageError(f"{path} is larger than any output of nvidia-smi: it is not a capture")
+    return _decoded(data)
 
 
 def _decoded(data: bytes) -> str:

@@ -110,6 +110,8 @@ def _device(
     reported: ReportedCard, card: Card, instance: ReportedInstance, name: ListedInstance | None
 ) -> Device:
     told = name.profile if name else instance.profile
+    if told is not None and parse_profile(told) is None:  # no name of a class
+        told = None
     profile = told or derived_profile(reported, card, instance)
     number = instance_id(card.index, instance.index)
     gi, ci = instance.gpu_instance, instance.compute_instance

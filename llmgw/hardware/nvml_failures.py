@@ -12,6 +12,7 @@ from llmgw.errors import BackendUnavailable
 from llmgw.hardware.nvml_record import Record, Refusal
 from llmgw.hardware.nvml_report import unreachable_of
 from llmgw.hardware.smi_failures import meaning_of
+from llmgw.hardware.types import MISMATCH
 
 SONAME = "libnvidia-ml.so.1"
 _EXTRA = "pip install llmgw[nvml], or use --backend nvidia-smi"
@@ -19,7 +20,7 @@ _REASONS = {
     4: "no permission",
     9: "the driver is not loaded",
     15: "a card is lost",
-    18: "driver/library version mismatch",
+    18: MISMATCH,
     999: "unknown error",
 }
 _BY_HAND = "see dmesg for NVRM and Xid lines, then reset the card or reboot the machine"

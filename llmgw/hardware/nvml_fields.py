@@ -22,6 +22,8 @@ from llmgw.hardware.readings import (
     MEGAHERTZ_RANGE,
     PERCENT_RANGE,
     WATTS_RANGE,
+    Memory,
+    believed,
     total,
 )
 from llmgw.hardware.smi_fields import Clocks, Heat
@@ -51,8 +53,6 @@ _INSTANT_POWER, _RECOVERY_ACTION, _RESET_STATUS = "186", "230", "226"
 _SHUTDOWN_MARGIN, _SLOWDOWN_MARGIN = "193", "194"
 _FIELDS = "nvmlDeviceGetFieldValues"
 
-Memory = tuple[int | None, int | None, int | None, int | None]
-
 
 def bytes_as_printed(amount: object, driver: int) -> int | None:
     """An amount of memory in whole MiB, as the tool of a driver rounds it, in bytes."""
@@ -69,9 +69,10 @@ def memory(calls: Mapping[str, Answer], driver: int) -> Memory:
     the first, all that drivers before have, there is no `reserved` and it is part of `used`.
     """
     found = read.members(calls, MEMORY_V2) or read.members(calls, MEMORY_V1) or {}
-    parts = ("total", "reserved", "used", "free")
-    whole, *rest = (bytes_as_printed(found.get(part), driver) for part in parts)
-    return (whole or None, *rest)  # type: ignore[return-value]
+    whole, reserved, used, free = (
+        bytes_as_printed(found.get(part), driver) for part in ("total", "reserved", "used", "free")
+    )
+    return believed((whole or None, reserved, used, free))
 
 
 def memory_absent(calls: Mapping[str, Answer]) -> bool:

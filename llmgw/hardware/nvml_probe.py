@@ -15,9 +15,10 @@ import ctypes
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 NOT_SUPPORTED, INVALID_ARGUMENT, NOT_FOUND, FUNCTION_NOT_FOUND = 3, 2, 6, 13
 NOT_NVML = -1
@@ -179,9 +180,15 @@ class Asker:
         calls[shown(name, *arguments[-1:])] = {"value": True} if found is not None else answer
         return found
 
-    def fields(self, calls: dict[str, Answer], handle: object) -> None:
-        """What moves among the values that have a number and no call."""
-        calls["nvmlDeviceGetFieldValues"] = self.values(handle, _FIELDS)
+    def fields(self, calls: dict[str, Answer], handle: object) -> int:
+        """What moves among the values that have a number and no call.
+
+        Returns the time of the newest of them, in microseconds by the driver; zero where it tells
+        none.
+        """
+        found, failure = self.call("nvmlDeviceGetFieldValues", handle, list(_FIELDS))
+        calls["nvmlDeviceGetFieldValues"] = failure or _by_number(found)
+        return max((one.timestamp for one in found or () if one.nvmlReturn == 0), default=0)
 
     def values(self, handle: object, asked: Any) -> Answer:  # noqa: ANN401
         """Values by field id, each of which has a return code and a type of its own.
@@ -189,10 +196,7 @@ class Asker:
         Those of one link are named by id and link, `161.3`.
         """
         found, failure = self.call("nvmlDeviceGetFieldValues", handle, list(asked))
-        if failure is not None:
-            return failure
-        names = [str(one.fieldId) + (f".{one.scopeId}" if one.scopeId else "") for one in found]
-        return {"value": dict(zip(names, map(_field, found), strict=True))}
+        return failure or _by_number(found)
 
     def link_errors(self, calls: dict[str, Answer], handle: object) -> None:
         """The errors of a card's active links, by the counters that its generation has."""
@@ -340,6 +344,11 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - whatever a binding returns
     return None
 
 
+def _by_number(found: Any) -> Answer:  # noqa: ANN401 - an array of ctypes structures
+    names = [str(one.fieldId) + (f".{one.scopeId}" if one.scopeId else "") for one in found]
+    return {"value": dict(zip(names, map(_field, found), strict=True))}
+
+
 def _field(one: Any) -> Answer:  # noqa: ANN401 - a ctypes structure
     if one.nvmlReturn != 0 or not 0 <= one.valueType < len(_VALUE_TYPES):
         return {"error": one.nvmlReturn or NOT_NVML}
@@ -388,8 +397,11 @@ Stay = Callable[[Asker, dict[int, Any], Answer, Callable[[Answer], None]], None]
 def run(library: str, stay: Stay | None = None) -> int:
     """Print the record, and let `stay` go on; returns the exit code.
 
-    What the library itself prints goes to the error stream.
+    What the library itself prints goes to the error stream. A signal to end is heard between two
+    calls, and NVML is shut down first: whoever leaves in the middle of a call may leave the driver
+    hanging.
     """
+    signal.signal(signal.SIGTERM, _leave)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
@@ -408,6 +420,10 @@ def run(library: str, stay: Stay | None = None) -> int:
     finally:
         asker.ask("nvmlShutdown")
     return 0
+
+
+def _leave(*_: object) -> NoReturn:
+    raise SystemExit(1)
 
 
 if __name__ == "__main__":

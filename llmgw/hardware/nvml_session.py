@@ -29,23 +29,59 @@ from llmgw.hardware.nvml_moving import CardReader
 from llmgw.hardware.nvml_record import CardRecord, Record, Refusal
 from llmgw.hardware.shapes import shape
 from llmgw.hardware.topology import Topology
-from llmgw.hardware.types import Inventory
+from llmgw.hardware.types import CardError, Inventory
 
 XID, MIG_CONFIG_CHANGE = 0x8, 0x100
+_NO_INSTANCE = 2**32 - 1
+_MOST_ERRORS = 100
+FROZEN_SECONDS = 5.0
+"""So long a card's values may be of one moment, by the driver's own clock, before they are old."""
 
 
 class Told(msgspec.Struct, frozen=True):
-    """One event: its kind, the card's index, and of an Xid its number."""
+    """One event: its kind, the card's index, and of an Xid its number and where on the card."""
 
     kind: int
     card: int | None = None
     data: int = 0
+    gpu_instance: int | None = None
 
 
 class Moved(Record, frozen=True):
-    """What a session prints for a sample: the calls that it asked again, and what it was told."""
+    """What a session prints for a sample: the calls that it asked again, and what it was told.
+
+    `stamps` are the moments, by the driver's clock, of which the values of each card are; zero
+    where it does not tell.
+    """
 
     events: tuple[Told, ...] = ()
+    stamps: dict[int, int] = {}
+
+
+class Ages:
+    """How old what the driver tells of its cards is, where its own clock says so.
+
+    A driver that hangs may go on answering with what it knew. A time that never moved proves
+    nothing: some drivers may tell one that means something else.
+    """
+
+    def __init__(self, frozen_seconds: float = FROZEN_SECONDS) -> None:
+        self._frozen_seconds = frozen_seconds
+        self._known: dict[str, tuple[int, float, bool]] = {}
+
+    def note(self, uuid: str, stamp: int, now: float) -> None:
+        """Take the driver's time of a card's values, at a moment by a clock that never jumps."""
+        last, _, moved = self._known.get(uuid, (stamp, now, False))
+        if stamp != last or uuid not in self._known:
+            self._known[uuid] = (stamp, now, stamp != 0 and (moved or stamp != last))
+
+    def old(self, now: float) -> dict[str, float]:
+        """Return for how many seconds the values of cards have stood still, of those that do."""
+        return {
+            uuid: now - since
+            for uuid, (_, since, moved) in self._known.items()
+            if moved and now - since >= self._frozen_seconds
+        }
 
 
 class NvmlSession:
@@ -54,7 +90,7 @@ class NvmlSession:
     An asynchronous context manager that releases at its end.
     """
 
-    def __init__(self, node: str, nvml: Nvml) -> None:
+    def __init__(self, node: str, nvml: Nvml, frozen_seconds: float = FROZEN_SECONDS) -> None:
         self._node = node
         self._nvml = nvml
         self._lock = anyio.Lock(fast_acquire=True)
@@ -64,6 +100,17 @@ class NvmlSession:
         self._topology: Topology | None = None
         self._reader = CardReader()
         self._xids: dict[str, tuple[int, ...]] = {}
+        self._errors: list[CardError] = []
+        self._ages = Ages(frozen_seconds)
+
+    def take_errors(self) -> tuple[CardError, ...]:
+        """Return the critical errors told since this was asked last, those that repeat as well."""
+        errors, self._errors = self._errors, []
+        return tuple(errors[-_MOST_ERRORS:])
+
+    def ages(self) -> Mapping[str, float]:
+        """Return how many seconds old the values of cards are that do not move any more."""
+        return self._ages.old(anyio.current_time())
 
     @property
     def xids(self) -> Mapping[str, tuple[int, ...]]:
@@ -101,6 +148,8 @@ class NvmlSession:
     async def _sample(self) -> Inventory | Failure:
         if self._program is not None:
             moved = await self._line(self._program.ask, Moved)
+            if isinstance(moved, Moved):
+                self._note_ages(moved)
             if isinstance(moved, Moved) and not self._notices(moved.events):
                 self._record = _merged(self._record, moved)
                 found = await self._read(self._record, self._topology)
@@ -109,15 +158,29 @@ class NvmlSession:
                     if shape(found) == self._shape:
                         return found
             await self._close()
+            if moved == nvml_failures.hung(self._nvml.timeout_seconds):
+                return moved  # another would hang as well: this is to be told first
         return await self._open()
+
+    def _note_ages(self, moved: Moved) -> None:
+        now, uuids = anyio.current_time(), self._uuids()
+        for index, stamp in moved.stamps.items():
+            if index in uuids:
+                self._ages.note(uuids[index], stamp, now)
+
+    def _uuids(self) -> dict[int, str]:
+        return {card.index: card.uuid for card in self._shape.cards} if self._shape else {}
 
     def _notices(self, events: tuple[Told, ...]) -> bool:
         """Keep the critical errors, and tell whether something is not as it was."""
-        uuids = {card.index: card.uuid for card in self._shape.cards} if self._shape else {}
+        uuids = self._uuids()
         news = False
         for event in events:
             uuid = uuids.get(-1 if event.card is None else event.card)
             if event.kind == XID and uuid is not None:
+                where = None if event.gpu_instance == _NO_INSTANCE else event.gpu_instance
+                error = CardError(card=uuid, number=event.data, gpu_instance=where)
+                self._errors.append(error)
                 known = self._xids.get(uuid, ())
                 if event.data not in known:
                     self._xids[uuid] = (*known, event.data)

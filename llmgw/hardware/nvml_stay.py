@@ -125,7 +125,8 @@ class Events:
             if event is None:  # mostly: nothing happened in this time
                 break
             card = self._cards.get(_address(event.device))
-            found.append({"card": card, "kind": event.eventType, "data": event.eventData})
+            told = {"card": card, "kind": event.eventType, "data": event.eventData}
+            found.append(told | {"gpu_instance": getattr(event, "gpuInstanceId", None)})
         return found
 
 
@@ -151,6 +152,7 @@ class Session:
             for card in record["cards"]
             if card["index"] in handles
         ]
+        self._stamps: dict[str, int] = {}
         self._told: dict[tuple[int, int | None], dict[str, Answer]] = {}
         for card in record["cards"]:
             self._told[card["index"], None] = card["calls"]
@@ -162,7 +164,7 @@ class Session:
         self._looks += 1
         cards = [self._card(*card) for card in self._cards]
         moved = [card for card in cards if card["calls"] or card["instances"]]
-        return {"cards": moved, "events": self._events.told()}
+        return {"cards": moved, "events": self._events.told(), "stamps": self._stamps}
 
     def _card(
         self,
@@ -177,7 +179,7 @@ class Session:
         seldom = self._looks % _SELDOM == 0
         self._ask(calls, moving, handle)
         self._ask(calls, wear if seldom else (), handle)
-        self._asker.fields(calls, handle)
+        self._stamps[str(index)] = self._asker.fields(calls, handle)
         if links and seldom:
             calls[LINK_ERRORS] = self._asker.values(handle, links)
         found = []

@@ -39,6 +39,7 @@ WATTS_RANGE = (0.0, 100_000.0)
 PERCENT_RANGE = (0.0, 100.0)
 FAN_RANGE = (0.0, 1000.0)  # a fan may run above its nominal 100 %
 MEGAHERTZ_RANGE = (0.0, 100_000.0)
+_SLACK = 0.01
 
 
 def bare(value: str | None) -> str:
@@ -98,6 +99,25 @@ def mebibytes(value: str | None) -> int | None:
     """An amount of memory printed in MiB, in bytes."""
     amount = number(value, "MiB", (0.0, MEBIBYTES_LIMIT - 1.0))
     return None if amount is None else int(amount * MEBIBYTE)
+
+
+Memory = tuple[int | None, int | None, int | None, int | None]
+"""Total, reserved, used and free memory, in bytes."""
+
+
+def believed(memory: Memory) -> Memory:
+    """The amounts of a memory without those that contradict its total.
+
+    A part that is larger than the whole is no part of it; of used and free that are more together
+    nobody knows which is wrong. Rounding and what moves between two readings is no contradiction.
+    """
+    whole, *parts = memory
+    if whole is None:
+        return memory
+    reserved, used, free = (part if part is not None and part <= whole else None for part in parts)
+    if (used or 0) + (free or 0) > whole * (1 + _SLACK):
+        used = free = None
+    return (whole, reserved, used, free)
 
 
 def counter(value: str | None) -> int | None:

@@ -22,6 +22,7 @@ from anyio import to_thread
 
 MOST_BYTES = 64 * 2**20
 _GRACE_SECONDS = 2.0
+_ASKED_SECONDS = 1.0
 
 Ended = Literal["exited", "hung", "endless", "in-flight"]
 
@@ -51,14 +52,16 @@ async def start(
     """
     if await to_thread.run_sync(still_running, command[0]):
         return None
-    return await anyio.open_process(
-        list(command),
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        env={**os.environ, "LC_ALL": "C"},
-        start_new_session=True,
-    )
+    with anyio.CancelScope(shield=True):  # else it might be there, and nobody would know of it
+        process = await anyio.open_process(
+            list(command),
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env={**os.environ, "LC_ALL": "C"},
+            start_new_session=True,
+        )
+    return process  # noqa: RET504 - a scope might swallow what is raised, mypy thinks
 
 
 async def run(command: Sequence[str], *, timeout_seconds: float) -> Output:
@@ -105,17 +108,27 @@ async def _collect(process: anyio.abc.Process) -> Output:
     )
 
 
-async def end(process: anyio.abc.Process, name: str) -> None:
-    """End what still runs: politely, then by force, the whole group; then close the pipes."""
+async def end(process: anyio.abc.Process, name: str, *, is_asked: bool = False) -> None:
+    """End what still runs: politely, then by force, the whole group; then close the pipes.
+
+    One that `is_asked` to end already, since its input has ended, gets the time to do so: what is
+    killed in the middle of a call may leave the driver hanging.
+    """
     with anyio.CancelScope(shield=True):
+        if is_asked and process.returncode is None:
+            await _wait(process, _ASKED_SECONDS)
         if process.returncode is None:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 _signal_group(process.pid, number)
-                with anyio.move_on_after(_GRACE_SECONDS):
-                    await process.wait()
+                await _wait(process, _GRACE_SECONDS)
             await to_thread.run_sync(leave_behind, name, process.pid)
         if process.returncode is not None:
             await process.aclose()
+
+
+async def _wait(process: anyio.abc.Process, seconds: float) -> None:
+    with anyio.move_on_after(seconds):
+        await process.wait()
 
 
 def _signal_group(leader: int, number: int) -> None:

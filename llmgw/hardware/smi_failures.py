@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 
+from llmgw.hardware.types import MISMATCH
+
 _NO_DRIVER = (
     "cannot reach the NVIDIA driver: its kernel module is not loaded. Load it (modprobe nvidia) or"
     " install the driver for the running kernel"
 )
 _MISMATCH = (
-    "the driver in the kernel and the library of the tool have different versions: the driver was"
-    " upgraded under a running system. Reboot, or unload and load the nvidia modules"
+    f"{MISMATCH}: the driver was upgraded under a running system. Reboot, or unload and load the"
+    " nvidia modules"
 )
 _LOST = (
     "a card is lost and the tool answers for none: reset the card (nvidia-smi --gpu-reset) or"

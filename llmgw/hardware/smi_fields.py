@@ -47,16 +47,18 @@ class Clocks(TypedDict):
     clock_memory_mhz: float | None
 
 
-def memory(element: ET.Element) -> tuple[int | None, int | None, int | None, int | None]:
+def memory(element: ET.Element) -> read.Memory:
     """Total, reserved, used and free memory in bytes, of a card or an instance.
 
     As the driver means them: from 510 on total is reserved, used and free together; before, there
     is no `reserved`, and what the driver keeps for itself is in `used`. A total of zero is a
     driver's way to say that there is no memory of its own.
     """
-    parts = ("total", "reserved", "used", "free")
-    total, *rest = (read.mebibytes(element.findtext(f"fb_memory_usage/{p}")) for p in parts)
-    return (total or None, *rest)  # type: ignore[return-value]
+    total, reserved, used, free = (
+        read.mebibytes(element.findtext(f"fb_memory_usage/{part}"))
+        for part in ("total", "reserved", "used", "free")
+    )
+    return read.believed((total or None, reserved, used, free))
 
 
 def fan_and_heat(gpu: ET.Element) -> Heat:

@@ -14,6 +14,9 @@ import msgspec
 Exact = Annotated[int, msgspec.Meta(ge=-(2**53) + 1, le=2**53 - 1)]
 """An integer that every JSON reader keeps as it is, and with which one can reckon safely."""
 
+MISMATCH = "driver/library version mismatch"
+"""What every backend says, among other words, where the driver was upgraded and not reloaded."""
+
 type_of_mode = Literal["enabled", "disabled"]
 
 MIG_DEVICE_BASE = 1000
@@ -203,16 +206,30 @@ class Inventory(Shape, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = msgspec.field(default=())
 
 
+class CardError(Shape, frozen=True, kw_only=True):
+    """A critical error (Xid) that the driver told of: of which card, by its UUID, and its number.
+
+    `gpu_instance` is where on a card in MIG mode it was, if the driver tells.
+    """
+
+    card: str
+    number: Exact
+    gpu_instance: Exact | None = None
+
+
 class CardReading(Shape, frozen=True, kw_only=True):
     """What a card measured at one moment; the fields are those of `Card`.
 
     `xids` are the numbers of the critical errors (Xid) that the driver told of this card, each
     once, oldest first: since the agent came up, or since NVML was released last, whichever is
-    later. There are none without NVML.
+    later. There are none without NVML. `age_seconds` is for how long the driver has told the same
+    values, by its own clock: then nothing else stands here, nor of the card's devices, since what
+    they measure now is not known.
     """
 
     index: Exact
     uuid: str
+    age_seconds: float | None = None
     temperature_celsius: float | None = None
     temperature_margin_celsius: float | None = None
     power_watts: float | None = None

@@ -6,18 +6,21 @@
  *     0 nvmlDeviceGetName<TAB>=NVIDIA A30        a text, or numbers separated by blanks
  *     0 nvmlDeviceGetFanSpeed<TAB>!3             an error code
  *     1.4 nvmlDeviceGetUUID<TAB>=MIG-...         instance 4 of card 1; 1:7 is its GPU instance 7
- *     - nvmlInit<TAB>*                           a call that never returns; ^ is one that crashes
+ *     - nvmlInit<TAB>*                           a call that never returns; ^ is one that crashes,
+ *                                                ~800 =1 one that takes 800 ms whatever happens
  *
  * What is not listed is not supported. The list may be written anew at any time; but as in the true
  * library, which MIG instances there are is what it was when NVML was initialised.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef const void *handle;
@@ -67,6 +70,15 @@ static handle as_handle(int card, int instance, int gpu_instance) {
 
 static int part(handle h, int shift) { return (int)((uintptr_t)h >> shift & 0xff) - 1; }
 
+/* Wait for so many milliseconds, which no signal makes shorter; return what follows them. */
+static const char *later(const char *text) {
+    char *end;
+    long milliseconds = strtol(text, &end, 10);
+    struct timespec left = { milliseconds / 1000, milliseconds % 1000 * 1000000 };
+    while (nanosleep(&left, &left)) {}
+    return end + (*end == ' ');
+}
+
 static int answer(handle h, const char *call, long first, long second, const char **text) {
     char key[160], subject[40] = "-";
     int card = part(h, 16), instance = part(h, 8), gpu_instance = part(h, 0);
@@ -85,7 +97,8 @@ static int answer(handle h, const char *call, long first, long second, const cha
     if (!line) return NOT_SUPPORTED;
     const char *value = strchr(*line, '\t') + 1;
     if (*value == '*') for (;;) pause();
-    if (*value == '^') abort();
+    if (*value == '^') raise(SIGSEGV);
+    if (*value == '~') value = later(value + 1);
     if (*value == '!') return atoi(value + 1);
     *text = value + 1;
     return OK;
@@ -135,7 +148,18 @@ int nvmlInitWithFlags(u32 flags) {
     return code;
 }
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
-int nvmlShutdown(void) { return sessions ? (sessions--, OK) : UNINITIALIZED; }
+/* Who shut it down is noted in a file beside the library, under its name and `.ended`. */
+int nvmlShutdown(void) {
+    char path[4096];
+    Dl_info self;
+    if (!sessions) return UNINITIALIZED;
+    sessions--;
+    if (!dladdr(&sessions, &self)) return OK;
+    snprintf(path, sizeof path, "%s.ended", self.dli_fname);
+    FILE *file = fopen(path, "a");
+    if (file) fprintf(file, "%d\n", getpid()), fclose(file);
+    return OK;
+}
 
 const char *nvmlErrorString(int code) {
     static char text[80];
@@ -336,7 +360,14 @@ PROCESSES(Compute)
 PROCESSES(Graphics)
 PROCESSES(MPSCompute)
 
-/* Field values: each has a code and a type of its own. Listed as type and value. */
+/* Field values: each has a code and a type of its own. Listed as type and value. They are of now,
+ * or of the microsecond that is listed as the card's `time of values`. */
+static u64 now_us(void) {
+    struct timespec at;
+    clock_gettime(CLOCK_REALTIME, &at);
+    return at.tv_sec * 1000000ull + at.tv_nsec / 1000;
+}
+
 struct field { u32 id, scope; int64_t at, took; u32 type; int code; union { double d; u64 v; } value; };
 static double real(handle h, const char *call, long first, long second) {
     const char *text = "";
@@ -348,10 +379,13 @@ int nvmlDeviceGetFieldValues(handle h, int n, struct field *to) {
     const char *text;
     int whole = answer(h, "nvmlDeviceGetFieldValues", NONE, NONE, &text);
     if (whole && whole != NOT_SUPPORTED) return whole;
+    u64 at;
+    int fixed = numbers(h, "time of values", NONE, NONE, &at, 1);
     for (int i = 0; i < n; i++) {
         u64 v[2];
         to[i].code = numbers(h, "nvmlDeviceGetFieldValues", to[i].id, to[i].scope, v, 2);
         if (to[i].code) continue;
+        to[i].at = fixed == OK ? (int64_t)at : (int64_t)now_us();
         to[i].type = (u32)v[0];
         if (v[0] == 0) to[i].value.d = real(h, "nvmlDeviceGetFieldValues", to[i].id, to[i].scope);
         else to[i].value.v = v[0] == 1 ? v[1] | 0xdeadull << 32 : v[1];

@@ -40,7 +40,8 @@ NOT_AVAILABLE = 2**64 - 1
 ANY_INSTANCE = 2**32 - 1
 
 Answers = dict[str, str]
-"""Answers by subject and call, as `fake_nvml.c` reads them: `=value`, `!code`, `*` hangs."""
+"""Answers by subject and call, as `fake_nvml.c` reads them: `=value`, `!code`, `*` hangs, `^`
+crashes, `~800 =value` takes 800 ms."""
 
 _SOURCE = Path(__file__).with_name("fake_nvml.c")
 _ARCHITECTURES = {"Pascal": 4, "Volta": 5, "Turing": 6, "Ampere": 7, "Hopper": 9, "Blackwell": 10}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from llmgw.core.judging import THROTTLES
 from llmgw.core.limits import Limits
-from llmgw.core.meanings import AVOIDED, MEANINGS, UNLISTED, XIDS, Xid
+from llmgw.core.meanings import AVOIDED, EVACUATED, MEANINGS, UNLISTED, XIDS, Xid
 
 PAGE = Path(__file__).parents[2] / "docs" / "conditions.md"
-OF_NODES = {"tool-hung"}
+OF_NODES = {"tool-hung", "unwritable", "mended", "untold"}
 
 
 def table(first_header: str) -> list[tuple[str, ...]]:
@@ -47,6 +47,8 @@ def test_every_name_is_there_with_what_it_means_and_what_to_do() -> None:
 def _placement(name: str) -> str:
     if name in OF_NODES:
         return "not affected"
+    if name in EVACUATED:
+        return "moved off"
     return "last choice" if name in AVOIDED else "kept out"
 
 
@@ -61,10 +63,22 @@ def test_every_limit_is_there_with_its_default() -> None:
 def test_every_error_is_there_with_the_condition_that_it_raises() -> None:
     known: list[tuple[str, Xid]] = [(str(number), error) for number, error in XIDS.items()]
     expected = [
-        (number, f"`{error.condition}`" if error.condition else "none", error.meaning)
+        (
+            number,
+            f"`{error.condition}`" if error.condition else "none",
+            _engines(error),
+            error.meaning,
+        )
         for number, error in (*known, ("any other", UNLISTED))
     ]
     assert table("Xid") == expected
+
+
+def _engines(error: Xid) -> str:
+    """What becomes of engines on the card."""
+    if error.ends != "none":
+        return {"all": "end", "one": "the one that it hit starts again"}[error.ends]
+    return "move off" if error.condition in EVACUATED else "stay"
 
 
 def test_every_reason_that_counts_as_throttling_is_named() -> None:

@@ -45,6 +45,19 @@ def test_a_carved_card_is_its_instances_and_no_device_itself(driver: str) -> Non
     assert (card.mig_mode, card.temperature_celsius, card.power_watts) == ("enabled", 30, 50)
 
 
+@pytest.mark.parametrize("text", ["1g", "g.20gb", "1g.20gib", "1g-20gb", "1G.20GB", "of-tomorrow"])
+def test_a_text_that_is_no_profile_becomes_no_class_name(text: str) -> None:
+    machine = FakeMachine((CARVED,))
+    listing = render_listing(machine).replace("1g.20gb", text)
+    found = read(machine, listing=listing).devices
+    assert {device.uuid for device in found} == {d.uuid for d in read(machine).devices}
+    for device in found:
+        assert (device.device_class, device.profile) in (
+            ("a100-80g-mig-1g.20gb", "1g.20gb"),
+            ("a100-80g-mig-unknown", None),
+        )
+
+
 def test_instances_are_joined_by_card_and_index_and_not_by_order() -> None:
     sparse = tuple(
         replace(QUARTER, index=index, gpu_instance=9 - index, uuid=f"MIG-{index}")

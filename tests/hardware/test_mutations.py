@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from llmgw.errors import BackendUnavailable
 from llmgw.hardware.assemble import assemble
+from llmgw.hardware.classes import parse_profile
 from llmgw.hardware.shapes import readings, shape
 from llmgw.hardware.smi_list import parse_listing
 from llmgw.hardware.smi_xml import parse_report
@@ -96,6 +97,10 @@ def assert_sound(inventory: Inventory) -> None:
         assert out.get(card.index) not in UNUSABLE
         assert (device.id >= MIG_DEVICE_BASE) == (card.mig_mode == "enabled")
         assert device.memory_total_bytes or device.unified or card.index in out
+        parts = (device.memory_used_bytes, device.memory_free_bytes, device.memory_reserved_bytes)
+        total = device.memory_total_bytes
+        assert total is None or all(part is None or part <= total for part in parts)
+        assert device.profile is None or parse_profile(device.profile) is not None
     for card in inventory.cards:
         assert card.index not in (card.nvlink_peers or ())
         assert set(card.nvlink_peers or ()) <= set(cards)

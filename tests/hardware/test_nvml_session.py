@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from msgspec.structs import replace
 
 from llmgw.hardware.nvml import Nvml
 from llmgw.hardware.nvml_failures import Failure
-from llmgw.hardware.nvml_session import NvmlSession
-from llmgw.hardware.types import Inventory, Process
-from llmgw.testing.fake_nvml import write_fake_nvml
+from llmgw.hardware.nvml_session import Ages, NvmlSession
+from llmgw.hardware.types import DeviceReading, Inventory, Process
+from llmgw.hardware.watch import readings_of
+from llmgw.testing.fake_nvml import SONAME, write_fake_nvml
 from llmgw.testing.machines import FakeMachine, FakeProcess
 from llmgw.testing.nvml_events import MIG_CONFIG_CHANGE, XID, supports_events, tell_event
 
@@ -123,6 +125,121 @@ async def test_a_session_that_is_killed_or_hangs_is_opened_again(tmp_path: Path)
         await until(lambda: running(tmp_path) == [], what="the hanging program has ended")
         await write(tmp_path, FakeMachine((L40S,)))
         assert len((await sampled(held)).devices) == 1
+
+
+async def test_a_library_that_crashes_in_a_session_takes_nobody_with_it(tmp_path: Path) -> None:
+    """As it did to those that had it in their own process, when a card fell off the bus."""
+    await write(tmp_path, FakeMachine((L40S, L40S)))
+    async with session(tmp_path) as held:
+        await sampled(held)
+        await write(tmp_path, FakeMachine((L40S, L40S)), changed={"1 nvmlDeviceGetPowerUsage": "^"})
+        failure = await held.sample()
+        assert isinstance(failure, Failure)
+        assert "the session has ended" in failure.reason
+        lost = FakeMachine((L40S, replace(L40S, lost=True)))
+        await write(tmp_path, lost)
+        found = await sampled(held)
+        assert [device.id for device in found.devices] == [0]
+        assert [(out.card, out.reason) for out in found.excluded] == [(1, "lost")]
+
+
+def who_shut_it_down(folder: Path) -> list[int]:
+    """The programs that had NVML shut down before they ended."""
+    noted = folder / f"{SONAME}.ended"
+    return [int(line) for line in noted.read_text().split()] if noted.exists() else []
+
+
+async def test_a_program_is_never_killed_in_a_call_that_ends_soon(tmp_path: Path) -> None:
+    slow = {"0 nvmlDeviceGetPowerUsage": "~800 =70000"}
+    await write(tmp_path, FakeMachine((L40S,)))
+    async with session(tmp_path) as held:
+        await sampled(held)
+        (first,) = running(tmp_path)
+        await held.release()
+        assert who_shut_it_down(tmp_path) == [first], "it was asked, and let go by itself"
+        await sampled(held)
+        (second,) = running(tmp_path)
+        await write(tmp_path, FakeMachine((L40S,)), changed=slow)
+        with anyio.move_on_after(0.2):
+            await held.sample()
+        assert who_shut_it_down(tmp_path) == [first, second]
+    assert running(tmp_path) == []
+
+
+async def test_a_look_that_takes_too_long_is_told_to_end_between_two_calls(tmp_path: Path) -> None:
+    slow = {"0 nvmlDeviceGetName": "~2000 =NVIDIA L40S"}
+    await write(tmp_path, FakeMachine((L40S,)), changed=slow)
+    failure = await Nvml(str(tmp_path), 1).record()
+    assert isinstance(failure, Failure)
+    assert len(who_shut_it_down(tmp_path)) == 1
+    assert running(tmp_path) == []
+
+
+TIME = "0 time of values"
+
+
+async def test_values_that_stand_still_are_old_by_the_drivers_own_clock(tmp_path: Path) -> None:
+    """They look alive: the calls go on answering, with what was known."""
+    await write(tmp_path, FakeMachine((BUSY, L40S)))
+    async with NvmlSession("n1", Nvml(str(tmp_path), 20), frozen_seconds=0.2) as held:
+
+        async def ages() -> Mapping[str, float]:
+            uuids.extend(card.uuid for card in (await sampled(held)).cards)
+            return held.ages()
+
+        uuids: list[str] = []
+        for _ in range(3):
+            assert await ages() == {}
+        await write(tmp_path, FakeMachine((BUSY, L40S)), changed={TIME: "=77"})
+        old: Mapping[str, float] = await until(ages, what="the first card's values are old")
+        assert old.keys() == {uuids[0]}
+        told = readings_of(await sampled(held), {}, old)
+        assert (told.cards[0].utilization_percent, told.cards[1].utilization_percent) == (None, 0)
+        assert told.cards[0].age_seconds is not None
+        assert told.cards[1].age_seconds is None
+        assert told.devices[0] == DeviceReading(id=0, uuid=uuids[0]), "not known, and not zero"
+        assert told.devices[1].memory_used_bytes is not None
+
+        await held.release()  # also over another session
+        await sampled(held)
+        await sampled(held)
+        assert held.ages().keys() == {uuids[0]}
+        await write(tmp_path, FakeMachine((BUSY, L40S)))
+        await sampled(held)
+        assert held.ages() == {}
+
+
+def test_a_time_that_never_moved_proves_nothing() -> None:
+    ages = Ages()
+    for now in (0.0, 100.0):
+        ages.note("GPU-constant", 7, now)
+        ages.note("GPU-untold", 0, now)
+    assert ages.old(200.0) == {}
+    ages.note("GPU-constant", 8, 200.0)
+    ages.note("GPU-constant", 8, 204.0)
+    assert ages.old(204.0) == {}
+    assert ages.old(206.0) == {"GPU-constant": 6.0}
+    ages.note("GPU-constant", 0, 207.0)
+    assert ages.old(999.0) == {}
+
+
+async def test_every_error_is_told_once_also_one_that_was_told_before(tmp_path: Path) -> None:
+    library = await write(tmp_path, FakeMachine((L40S,)), changed=supports_events(0))
+    async with session(tmp_path) as held:
+        (card,) = (await sampled(held)).cards
+        await sampled(held)  # from now on it is told
+        for number in (94, 94, 31):
+            await to_thread.run_sync(tell_event, library, 0, XID, number)
+        await sampled(held)
+        assert [(x.card, x.number, x.gpu_instance) for x in held.take_errors()] == [
+            (card.uuid, number, None) for number in (94, 94, 31)
+        ]
+        assert held.take_errors() == ()
+        await sampled(held)  # afresh, for the news
+        await sampled(held)
+        await to_thread.run_sync(tell_event, library, 0, XID, 94)
+        await sampled(held)
+        assert [error.number for error in held.take_errors()] == [94]
 
 
 async def test_a_sample_that_is_cancelled_gives_its_answer_to_nobody(tmp_path: Path) -> None:

@@ -70,3 +70,39 @@ def test_a_counter_that_no_part_keeps_is_absent_and_one_part_is_enough() -> None
 def test_no_text_breaks_a_reader(text: str) -> None:
     for reader in READERS:
         reader(text)
+
+
+TOTAL = 48 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [
+        ((TOTAL, 1, 2, TOTAL - 3), (TOTAL, 1, 2, TOTAL - 3)),
+        ((TOTAL, None, TOTAL, 0), (TOTAL, None, TOTAL, 0)),
+        ((TOTAL, 0, 0, TOTAL), (TOTAL, 0, 0, TOTAL)),
+        ((TOTAL, 1, 2, TOTAL + 1), (TOTAL, 1, 2, None)),
+        ((TOTAL, 1, 2 * TOTAL, 5), (TOTAL, 1, None, 5)),
+        ((TOTAL, 2 * TOTAL, 1, 5), (TOTAL, None, 1, 5)),
+        ((TOTAL, 1, TOTAL - 1, TOTAL - 1), (TOTAL, 1, None, None)),
+        ((None, 1, 2, 3), (None, 1, 2, 3)),
+    ],
+)
+def test_amounts_that_contradict_the_total_are_absent(
+    memory: read.Memory, expected: read.Memory
+) -> None:
+    assert read.believed(memory) == expected
+
+
+def test_amounts_that_are_rounded_or_moved_meanwhile_contradict_nothing() -> None:
+    nearly = (TOTAL, None, TOTAL // 2 + 2**21, TOTAL // 2)
+    assert read.believed(nearly) == nearly
+
+
+@given(st.tuples(*[st.none() | st.integers(0, 2**50)] * 4))
+def test_no_amount_that_is_told_is_larger_than_the_whole(memory: read.Memory) -> None:
+    found = read.believed(memory)
+    total, *parts = found
+    assert total == memory[0]
+    assert total is None or all(part is None or part <= total for part in parts)
+    assert read.believed(found) == found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from llmgw.core.conditions import at_a_glance
 from llmgw.errors import BackendUnavailable
 from llmgw.hardware.assemble import ECC_UNCORRECTED_LIMIT, HostMemory, assemble
 from llmgw.hardware.shapes import shape
@@ -208,11 +209,12 @@ def test_a_card_that_failed_to_remap_a_row_is_kept_out_as_worn() -> None:
     assert placeable(inventory) == [1]
 
 
-def test_a_row_that_waits_to_be_remapped_keeps_new_work_away_until_a_reset() -> None:
+def test_a_row_that_waits_to_be_remapped_keeps_nobody_out_and_is_told() -> None:
+    """The driver has taken the page out of use until then: the card works on."""
     inventory = read(FakeMachine((L40S, replace(L40S, remapped_rows=1, remap_pending=True))))
-    assert reasons(inventory) == [(1, "needs-reset")]
-    assert "--gpu-reset -i 1" in inventory.excluded[0].detail
-    assert [device.id for device in inventory.devices] == [0, 1]
+    assert placeable(inventory) == [0, 1]
+    assert inventory.cards[1].wear.remap_pending is True
+    assert [(c.device, c.name) for c in at_a_glance(inventory)] == [(1, "remap-pending")]
 
 
 def test_errors_above_the_limit_keep_work_away_and_errors_that_were_mended_do_not() -> None:

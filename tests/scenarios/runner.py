@@ -22,7 +22,16 @@ from llmgw.core.decide import decide
 from llmgw.core.memory import Memory, Policy, digest
 from llmgw.core.node import NodeMachine
 from llmgw.core.records import Record
-from llmgw.hardware.types import Card, Device, Inventory
+from llmgw.hardware.types import (
+    Card,
+    CardError,
+    CardReading,
+    Device,
+    DeviceReading,
+    Inventory,
+    Process,
+    Readings,
+)
 from llmgw.testing.builders import (
     CLUSTER,
     TIME,
@@ -178,6 +187,52 @@ class World:
         node.has = msgspec.structs.replace(node.has, devices=devices)
         self._feed(node, s.InventoryTaken(node.has))
 
+    def _xid(self, name: str, index: str, number: str, instance: str = "") -> None:
+        """`xid n1 0 94 3`: the driver tells of a critical error of a card, and where on it."""
+        node = self.nodes[name]
+        cards = {str(one.index): one.uuid for one in node.has.cards}
+        where = int(instance) if instance else None
+        error = CardError(card=cards[index], number=int(number), gpu_instance=where)
+        self._measured(node, (error,))
+
+    def _sample(self, name: str) -> None:
+        """The devices are measured: everybody who runs is on his own, and nobody else is there."""
+        self._measured(self.nodes[name], ())
+
+    def _cards_reset(self, name: str) -> None:
+        """A person had NVML released, has reset the cards, and it is taken up again."""
+        self._feed(self.nodes[name], s.NvmlReleased())
+        self._measured(self.nodes[name], ())
+
+    def _measured(self, node: Node, errors: tuple[CardError, ...]) -> None:
+        told = {error.card: (error.number,) for error in errors}
+        cards = tuple(
+            CardReading(
+                index=card.index,
+                uuid=card.uuid,
+                temperature_celsius=50,
+                xids=told.get(card.uuid, ()),
+            )
+            for card in node.has.cards
+        )
+        on = {start: found.pid for start, found in node.engines.items()}
+        parts = {start: node.machine.memory.parts[f"{start.key.replica}/0"] for start in on}
+        devices = tuple(
+            DeviceReading(
+                id=device.id,
+                uuid=device.uuid,
+                processes=tuple(
+                    Process(pid=on[start])
+                    for start, part in parts.items()
+                    if part.assignment and device.id in part.assignment.devices
+                ),
+            )
+            for device in node.has.devices
+        )
+        own = {pid: start for start, pid in on.items()}
+        readings = Readings(cards=cards, devices=devices)
+        self._feed(node, s.SampleTaken(readings, own, errors=errors))
+
     def _stale_command(self, name: str) -> None:
         """A controller that lost the lead without knowing sends what it had decided."""
         told = [r.body for r in self.story.records if r.origin == "command" and r.node == name]
@@ -203,7 +258,8 @@ def _devices(words: tuple[str, ...]) -> Iterator[Card | Device]:
         gib = float(of_class.rpartition("-")[2].removesuffix("g"))
         found = card(index, of_class=of_class, gib=gib, domain=domain or None, mig=bool(instances))
         yield found
-        yield from (instance(found, number) for number in range(int(instances or 0)))
+        for number in range(int(instances or 0)):
+            yield msgspec.structs.replace(instance(found, number), gpu_instance=number)
 
 
 def _entry(text: str) -> Entry:
