@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 MOST_BYTES = 16 * 1024 * 1024
 MOST_FOLDER_BYTES = 1024 * 1024 * 1024
 LOOK_SECONDS = 2.0
 """How often somebody should look at the files of what runs."""
+_TELLING_LINES = 12
+_TELLS = re.compile(r"\b\w*(?:Error|Exception): \S|(?i:\berror: |\bout of memory\b|\bfatal\b)")
+_HARMLESS = re.compile(r"\b(?:WARNING|WARN|INFO|DEBUG)\b")
 
 
 def limit(path: Path, most_bytes: int = MOST_BYTES) -> bool:
@@ -91,6 +95,15 @@ def tail(path: Path, most_bytes: int) -> tuple[bytes, bool]:
         return end, more
     before, more = _end_of(earlier(path), most_bytes - len(end))
     return before + end, more
+
+
+def telling(lines: Iterable[str]) -> list[str]:
+    """Return the last lines that name an error, each error once, where it was named first."""
+    found: dict[str, str] = {}
+    for line in lines:
+        if _TELLS.search(line) and not _HARMLESS.search(line):
+            found.setdefault(line.rpartition("] ")[2], line)
+    return list(found.values())[-_TELLING_LINES:]
 
 
 def _end_of(path: Path, most_bytes: int) -> tuple[bytes, bool]:

@@ -38,7 +38,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fa
     it was worked out from the model's metadata and not given. `source` is a GGUF file, a
     Hugging Face folder or a repository id; the engine `command` has `command` instead.
     `start_seconds` is how long loading may take before it counts as failed, `liveness_seconds` how
-    long a ready engine's health endpoint may fail before the engine is restarted. `share` allows
+    long a ready engine's health endpoint may fail, or its requests wait without a step of it,
+    before the engine is restarted. `share` allows
     other replicas on the same devices as far as memory goes. `gpu_memory_fraction` is the part of
     a device that the engine takes for itself (vLLM's and SGLang's own setting). Of two entries
     that do not fit both, the one of higher `priority` runs. `cache_key_dtype` and

@@ -8,8 +8,6 @@ command line calls them.
 from __future__ import annotations
 
 import codecs
-import os
-import stat
 from pathlib import Path
 
 from llmgw.catalog.classes import PROCESSOR
@@ -18,6 +16,7 @@ from llmgw.catalog.entries import Catalog, Entry
 from llmgw.catalog.tree import MAX_CHARACTERS
 from llmgw.catalog.validate import Checked, check_text
 from llmgw.errors import CatalogError, ModelUnreadable
+from llmgw.files import NoRegularFile, read_regular
 from llmgw.models.estimate import estimate
 from llmgw.models.metadata import read, side_files
 from llmgw.models.types import Unknown
@@ -66,11 +65,11 @@ def check_file(path: Path, look: Look | None = look_into) -> Checked:
     """Read the file at `path` and return what is good, what is wrong and what is odd about it."""
     name = str(path)
     try:
-        raw = _read_regular(path)
+        raw = read_regular(path, _MAX_BYTES + 1)
+    except NoRegularFile:
+        return _unreadable(name, 1, "is no regular file; write the catalog into one")
     except OSError as error:
         return _unreadable(name, 1, f"cannot be read: {error.strerror or error}")
-    if raw is None:
-        return _unreadable(name, 1, "is no regular file; write the catalog into one")
     if raw.startswith(_UTF16_MARKS):
         return _unreadable(name, 1, "is UTF-16; save it as UTF-8")
     try:
@@ -85,18 +84,6 @@ def check_file(path: Path, look: Look | None = look_into) -> Checked:
 def load(path: Path, look: Look | None = look_into) -> Checked:
     """Return the valid catalog at `path` with its warnings; raises `CatalogError` as `parse`."""
     return _valid(check_file(path, look))
-
-
-def _read_regular(path: Path) -> bytes | None:
-    """Return what the file holds, or its beginning; `None` for what has no end, such as a pipe."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        kind = os.fstat(descriptor).st_mode
-        if stat.S_ISREG(kind) or stat.S_ISDIR(kind):
-            return os.read(descriptor, _MAX_BYTES + 1)  # of a folder: an error that says so
-        return None
-    finally:
-        os.close(descriptor)
 
 
 def _exists(source: str) -> bool:

@@ -201,7 +201,10 @@ FIELDS: Mapping[str, Field] = {
     ),
     "liveness_seconds": Field(
         fields.read_seconds,
-        _seconds("How long a ready engine may fail its health path before it is restarted."),
+        _seconds(
+            "How long a ready engine may fail its health path, or have requests and get on with "
+            "none of them, before it is restarted."
+        ),
     ),
 }
 """Field of a catalog entry, as it is written in YAML, to what is known of it. In the order of the

@@ -69,29 +69,40 @@ class KnownFailure(msgspec.Struct, frozen=True):
     """Last words of an engine and what they mean. `pattern` is a regular expression.
 
     `everywhere`: the same would happen on any other device, so that trying one is of no use.
+    `starved`: the device had too little memory free, so that trying it again is of no use before
+    it has more.
     """
 
     pattern: str
     meaning: str
     advice: str
     everywhere: bool = False
+    starved: bool = False
 
 
 class RequestCounts(msgspec.Struct, frozen=True):
-    """Where an engine tells how many requests it has: a path, and names of metrics to add up."""
+    """Where an engine tells how many requests it has, and that it gets on with them.
+
+    `metrics` are names to add up. With each step that the engine takes one of `moving` changes;
+    numbers that requests change which wait or are given up are none of these.
+    """
 
     path: str
     metrics: tuple[str, ...]
+    moving: tuple[str, ...]
 
     def count(self, text: str) -> int | None:
         """Return the requests that an answer (Prometheus text) tells of; `None`: of none at all."""
-        number = r"(?:\{[^}\n]*\})?[ \t]+([0-9.eE+]+)"
-        found = [
-            float(value)
-            for name in self.metrics
-            for value in re.findall(rf"(?m)^{re.escape(name)}{number}", text)
-        ]
+        found = [float(value) for name in self.metrics for value in _values(name, text)]
         return round(sum(found)) if found else None
+
+    def mark(self, text: str) -> tuple[str, ...]:
+        """Return what is another tuple in every answer between which the engine took a step."""
+        return tuple(value for name in self.moving for value in _values(name, text))
+
+
+def _values(name: str, text: str) -> list[str]:
+    return re.findall(rf"(?m)^{re.escape(name)}(?:\{{[^}}\n]*\}})?[ \t]+([0-9.eE+-]+)", text)
 
 
 class InstanceSupport(msgspec.Struct, frozen=True):
@@ -137,8 +148,11 @@ class Engine(Protocol):
     """How it reads whole cards from CUDA_VISIBLE_DEVICES (see `devices`)."""
     instances: InstanceSupport
     """Which of its versions open a MIG instance, which has no index."""
+    names_model: bool
+    """Whether /v1/models tells which model it serves: the entry's name, if it is the engine."""
     request_counts: RequestCounts | None
-    """Where it tells how many requests it has, so that it can be stopped when it has none."""
+    """Where it tells how many requests it has, so that it can be stopped when it has none, and
+    found out when it hangs. Who tells has `/v1/completions`, and takes its key as OpenAI does."""
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Return the command line for `request`."""

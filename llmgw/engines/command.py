@@ -47,6 +47,7 @@ class Command:
     splits_cache = False
     cards_by: Literal["uuid", "index"] = "uuid"
     instances = InstanceSupport()
+    names_model = False
     request_counts: RequestCounts | None = None
 
     def launch(self, request: LaunchRequest) -> Launch:

@@ -15,6 +15,7 @@ CUDA_FAILURES = (
         "the device has not enough free memory for the model",
         "raise `memory` in the catalog so that a larger device is chosen, lower `context` or "
         "`parallel`, or see which other process holds memory on the device",
+        starved=True,
     ),
     KnownFailure(
         r"no kernel image is available for execution on the device"

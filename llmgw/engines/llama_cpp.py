@@ -148,8 +148,14 @@ class LlamaCpp:
     splits_cache = True
     cards_by: Literal["uuid", "index"] = "uuid"
     instances = InstanceSupport(always=True)
+    names_model = True
     request_counts: RequestCounts | None = RequestCounts(
-        "/metrics", ("llamacpp:requests_processing", "llamacpp:requests_deferred")
+        "/metrics",
+        ("llamacpp:requests_processing", "llamacpp:requests_deferred"),
+        moving=(
+            *("llamacpp:tokens_predicted_total", "llamacpp:prompt_tokens_total"),
+            *("llamacpp:n_decode_total", "llamacpp:requests_processing"),
+        ),
     )
 
     def launch(self, request: LaunchRequest) -> Launch:

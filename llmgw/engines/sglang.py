@@ -89,7 +89,8 @@ _FAILURES = (
     *HOST_FAILURES,
     KnownFailure(
         r"No such file or directory|does not appear to have a file named config\.json"
-        r"|Can't load the configuration of",
+        r"|Can't load the configuration of|HFValidationError: Repo id must"
+        r"|Cannot find any model weights with",
         "the model folder is not there or holds no model",
         "check `source`: the path must exist on the node that runs the replica",
     ),
@@ -111,8 +112,14 @@ class Sglang:
     splits_cache = False
     cards_by: Literal["uuid", "index"] = "index"
     instances = InstanceSupport(why="it may read CUDA_VISIBLE_DEVICES as numbers, as vLLM does")
+    names_model = True
     request_counts: RequestCounts | None = RequestCounts(
-        "/metrics", ("sglang:num_running_reqs", "sglang:num_queue_reqs")
+        "/metrics",
+        ("sglang:num_running_reqs", "sglang:num_queue_reqs"),
+        moving=(
+            *("sglang:generation_tokens_total", "sglang:prompt_tokens_total"),
+            *("sglang:token_usage", "sglang:num_running_reqs"),
+        ),
     )
 
     def launch(self, request: LaunchRequest) -> Launch:

@@ -27,7 +27,7 @@ from llmgw.engines.base import (
     memory_share,
     secret_in_env,
 )
-from llmgw.engines.devices import device_environment, on_processor
+from llmgw.engines.devices import device_environment
 from llmgw.engines.failures import CUDA_FAILURES, HOST_FAILURES
 
 _LARGEST_FRACTION = 0.97
@@ -100,9 +100,21 @@ _FAILURES = (
         "lower `context` or `parallel`, or raise `memory`",
     ),
     KnownFailure(
+        r"less than desired CPU memory utilization|less than requested memory for kv",
+        "the processor's memory has less free than vLLM wants for the model and its KV cache",
+        "lower `memory`, or give the KV cache its size in GiB: `env: {VLLM_CPU_KVCACHE_SPACE: 4}`",
+    ),
+    KnownFailure(
+        r"greater than the derived max_model_len",
+        "`context` is longer than the model was made for",
+        "lower `context` to what the model's config.json says",
+        everywhere=True,
+    ),
+    KnownFailure(
         r"Free memory on device .* is less than desired GPU memory utilization",
         "another process holds memory on the device",
         "see `llmgw ctl devices` for what occupies it; placement avoids it once it is seen",
+        starved=True,
     ),
     KnownFailure(
         r"unrecognized arguments: .*--shutdown-timeout",
@@ -116,22 +128,36 @@ _FAILURES = (
         everywhere=True,
     ),
     KnownFailure(
-        r"Model architectures? \[.*\] (?:are|is) not supported",
+        r"Model architectures? \[.*\] (?:are|is) not supported"
+        r"|Transformers does not recognize this architecture",
         "this version of vLLM does not serve models of this architecture",
         "install a newer vLLM, or use another engine",
     ),
     *CUDA_FAILURES,
     *HOST_FAILURES,
     KnownFailure(
-        r"HeaderTooLarge|SafetensorError|MetadataIncompleteBuffer|Error while deserializing header",
+        r"HeaderTooLarge|SafetensorError|MetadataIncompleteBuffer|Error while deserializing header"
+        r"|is not a valid JSON file",
         "a file of the model is corrupt, or a download of it broke off",
         "download the model again and compare checksums",
     ),
     KnownFailure(
         r"No such file or directory|does not appear to have a file named config\.json"
-        r"|Can't load the configuration of|Invalid repository ID or local directory",
+        r"|Can't load the configuration of|Invalid repository ID or local directory"
+        r"|HFValidationError: Repo id must|Cannot find any model weights with",
         "the model folder is not there or holds no model",
         "check `source`: the path must exist on the node that runs the replica",
+    ),
+    KnownFailure(
+        r"Couldn't instantiate the backend tokenizer",
+        "the model folder holds no tokenizer",
+        "copy all files of the model, those of its tokenizer as well",
+    ),
+    KnownFailure(
+        r"ValidationError: \d+ validation errors? for \w+",
+        "vLLM refuses an argument, or what the model's config.json says",
+        "see the line after this one in its output, and correct `args` or the model",
+        everywhere=True,
     ),
 )
 
@@ -153,8 +179,14 @@ class Vllm:
     instances = InstanceSupport(
         fails_through=(0, 20, 1), why="it reads CUDA_VISIBLE_DEVICES as numbers"
     )
+    names_model = True
     request_counts: RequestCounts | None = RequestCounts(
-        "/metrics", ("vllm:num_requests_running", "vllm:num_requests_waiting")
+        "/metrics",
+        ("vllm:num_requests_running", "vllm:num_requests_waiting"),
+        moving=(
+            *("vllm:generation_tokens_total", "vllm:prompt_tokens_total"),
+            *("vllm:kv_cache_usage_perc", "vllm:num_requests_running"),
+        ),
     )
 
     def launch(self, request: LaunchRequest) -> Launch:
@@ -218,12 +250,16 @@ def _node_arguments(request: LaunchRequest) -> tuple[str, ...]:
 
 
 def _memory_arguments(request: LaunchRequest) -> tuple[str, ...]:
-    """Keep vLLM to the entry's memory: by default it takes nine tenths of the whole card."""
+    """Keep vLLM to the entry's memory: by default it takes nine tenths of the whole device.
+
+    Of the processor's memory, too, whatever the flag is called. There a size of the KV cache that
+    the entry gives (VLLM_CPU_KVCACHE_SPACE) has the last word.
+    """
     share = memory_share(request)
     fraction = request.entry.gpu_memory_fraction
     if fraction is None and share is not None:
         fraction = min(_LARGEST_FRACTION, share)
-    if on_processor(request.grants) or fraction is None:
+    if fraction is None:
         return ()
     return ("--gpu-memory-utilization", f"{fraction:.4f}")
 

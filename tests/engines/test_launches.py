@@ -62,6 +62,12 @@ SIZES = "--context-length 8192 --max-running-requests 16"
         ("llama.cpp", [MIG], {"cache_key_dtype": "q8_0"}, f"{LLAMA} --cache-type-k q8_0 -ngl 999"),
         ("llama.cpp", [MIG], {"args": ("--jinja",)}, f"{LLAMA} -ngl 999 --jinja"),
         ("vllm", [CPU], {}, VLLM),
+        (
+            "vllm",
+            [Grant(uuid="cpu-node1", device_class="cpu", memory_total_bytes=160 * GIB)],
+            {},
+            f"{VLLM} --gpu-memory-utilization 0.2500",
+        ),
         ("vllm", [MIG], {}, VLLM),
         ("vllm", [CARDS[0]], {}, f"{VLLM} --gpu-memory-utilization 0.5000"),
         (

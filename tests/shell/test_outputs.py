@@ -44,6 +44,24 @@ def test_the_last_words_of_an_engine_outlive_the_cut(written: tuple[Path, int]) 
     assert last_output(path).endswith("CUDA out of memory")
 
 
+def test_errors_far_above_the_last_lines_are_among_the_last_words(
+    written: tuple[Path, int],
+) -> None:
+    """As of vLLM: its worker says what is wrong, and its other processes that one of them ended."""
+    path, writer = written
+    prefix = "(Worker pid=1) ERROR 12-02 05:36:31 [multiproc_executor.py:953] "
+    cause = "RuntimeError: Cannot find any model weights"
+    os.write(writer, b"WARNING limits cause errors like `OSError: [Errno 24]`\n")
+    for name in ("Worker", "EngineCore"):
+        os.write(writer, f"{prefix.replace('Worker', name)}{cause}\n".encode())
+        os.write(writer, b"  File somewhere\n" * 100)
+    os.write(writer, b"RuntimeError: initialization failed")
+    said = last_output(path).splitlines()
+    assert said[:2] == [f"{prefix}{cause}", "…"]
+    assert said[-1] == "RuntimeError: initialization failed"
+    assert len(said) == 42
+
+
 def test_where_nothing_can_be_kept_the_file_is_cut_all_the_same(
     written: tuple[Path, int],
 ) -> None:

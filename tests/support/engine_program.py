@@ -9,6 +9,7 @@ lock for each part of a replica shows when two engines run for one part, however
     say=TEXT        prints TEXT first          exit=CODE     then exits at once
     child=group     has a child that lives on  child=session has one in a session of its own
     child=bare      has one without the engine's environment
+    child=lost      has one that has neither, and child=mute one that has no output either
     ignore=term     takes no SIGTERM           ready=FILE    answers 503 until FILE is there
     health=STATUS   answers the health endpoint with STATUS
     gang=ADDRESS    is one part of several: part 0 waits there for the others before it is well,
@@ -52,8 +53,10 @@ def _start_child(folder: Path, kind: str) -> None:
     script = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
     child = subprocess.Popen(
         [sys.executable, "-IS", "-c", script],
-        start_new_session=kind == "session",
-        env={} if kind == "bare" else None,
+        start_new_session=kind in ("session", "lost", "mute"),
+        env={} if kind in ("bare", "lost", "mute") else None,
+        stdout=subprocess.DEVNULL if kind == "mute" else None,
+        stderr=subprocess.DEVNULL if kind == "mute" else None,
     )
     _note(folder, "children", str(child.pid))
 

@@ -1,15 +1,17 @@
-"""A GGUF of under half a megabyte whose answer names the model that gave it.
+"""Models of under half a megabyte whose answer names them: as a GGUF and as a folder.
 
 It is a real llama-architecture model that runs the whole path of a server (tokeniser, chat
 template, attention, KV cache, sampler), so it is not a fake; but its weights are a table. The
 attention and feed-forward weights are zero, the embedding of token t is the unit vector t, and
 the output matrix maps it to the one token that follows. Every answer is therefore the sentence
 ` I am NAME, word1 word2 …`, whatever was asked and at any temperature. Tests that need to see
-which model answered write one per name.
+which model answered write one per name. The folder is what Hugging Face's libraries read.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -36,16 +38,11 @@ def write_tiny_model(path: Path, name: str = "tiny-a", words: int = 16) -> Path:
 
     The answer ends by itself after `words` words; a request may cut it short with `max_tokens`.
     """
-    sentence = ["I", "am", f"{name},", *(f"word{number}" for number in range(1, words + 1))]
-    vocabulary = _vocabulary([_SPACE + word for word in sentence])
+    sentence = _sentence(name, words)
+    vocabulary = _vocabulary(sentence)
     size = len(vocabulary)
-    width = -(-size // 32) * 32
-    first_word = size - len(sentence)
-
-    follows = np.full(size, first_word)
-    follows[first_word:] = np.arange(first_word + 1, size + 1)
-    follows[-1] = _END
-
+    width = _width(size)
+    follows = _follows(size, len(sentence))
     writer = GGUFWriter(path, "llama")
     _write_metadata(writer, name, width)
     _write_tokenizer(writer, vocabulary)
@@ -58,9 +55,58 @@ def write_tiny_model(path: Path, name: str = "tiny-a", words: int = 16) -> Path:
     return path
 
 
+def write_tiny_folder(
+    folder: Path, name: str = "tiny-a", words: int = 16, *, endless: bool = False
+) -> Path:
+    """Write the same model as a Hugging Face folder, and return `folder`.
+
+    With `endless` the last word is followed by the first, up to the `max_tokens` of a request.
+    """
+    sentence = _sentence(name, words)
+    special = ("<unk>", "<s>", "</s>", _ANSWER_MARK)
+    vocabulary = {word: number for number, word in enumerate((*special, *sentence))}
+    size = len(vocabulary)
+    width = _width(size)
+    follows = _follows(size, len(sentence), endless=endless)
+    tensors = {_in_folder(key): value for key, value in _tensors(follows, size, width).items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_safetensors(folder / "model.safetensors", tensors)
+    for file, content in {
+        "config.json": _folder_config(size, width),
+        "tokenizer.json": _folder_tokenizer(vocabulary, special),
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "unk_token": "<unk>",
+            "chat_template": _CHAT_TEMPLATE,
+        },
+    }.items():
+        (folder / file).write_text(json.dumps(content))
+    return folder
+
+
 def answer_of(name: str) -> str:
     """Return the words that an answer of the model called `name` begins with."""
     return f"I am {name}, word1"
+
+
+def _sentence(name: str, words: int) -> list[str]:
+    sentence = ["I", "am", f"{name},", *(f"word{number}" for number in range(1, words + 1))]
+    return [_SPACE + word for word in sentence]
+
+
+def _width(size: int) -> int:
+    return -(-size // 32) * 32
+
+
+def _follows(size: int, words: int, *, endless: bool = False) -> npt.NDArray[np.int64]:
+    """Return the token that follows each: the sentence stands last in the vocabulary."""
+    first_word = size - words
+    follows = np.full(size, first_word)
+    follows[first_word:] = np.arange(first_word + 1, size + 1)
+    follows[-1] = first_word if endless else _END
+    return follows
 
 
 def _vocabulary(words: list[str]) -> list[tuple[str, TokenType]]:
@@ -126,3 +172,73 @@ def _tensors(
         "blk.0.ffn_up.weight": zeros(_FEED_FORWARD, width),
         "blk.0.ffn_down.weight": zeros(width, _FEED_FORWARD),
     }
+
+
+_FOLDER_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "blk.0.attn_norm": "model.layers.0.input_layernorm",
+    "blk.0.ffn_norm": "model.layers.0.post_attention_layernorm",
+    **{f"blk.0.attn_{x}": f"model.layers.0.self_attn.{x}_proj" for x in "qkv"},
+    "blk.0.attn_output": "model.layers.0.self_attn.o_proj",
+    **{f"blk.0.ffn_{x}": f"model.layers.0.mlp.{x}_proj" for x in ("gate", "up", "down")},
+}
+
+
+def _in_folder(tensor_name: str) -> str:
+    return f"{_FOLDER_NAMES[tensor_name.removesuffix('.weight')]}.weight"
+
+
+def _folder_config(size: int, width: int) -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": size,
+        "hidden_size": width,
+        "intermediate_size": _FEED_FORWARD,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": _HEAD_DIMENSION,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": _CONTEXT,
+        "tie_word_embeddings": False,
+        "bos_token_id": _BEGIN,
+        "eos_token_id": _END,
+        "torch_dtype": "float16",
+    }
+
+
+def _folder_tokenizer(vocabulary: Mapping[str, int], special: tuple[str, ...]) -> dict[str, object]:
+    space = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": "always", "split": True}
+    added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": vocabulary[word], "content": word, "special": True, **added} for word in special
+        ],
+        "normalizer": None,
+        "pre_tokenizer": space,
+        "post_processor": None,
+        "decoder": space,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
+    }
+
+
+def _write_safetensors(
+    path: Path, tensors: Mapping[str, npt.NDArray[np.float16] | npt.NDArray[np.float32]]
+) -> None:
+    """Write the format: the length of a header in JSON, the header, the bytes of all tensors."""
+    header, place = {}, 0
+    for name, tensor in tensors.items():
+        kind = "F16" if tensor.dtype == np.float16 else "F32"
+        offsets = [place, place := place + tensor.nbytes]
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": offsets}
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    text += b" " * (-len(text) % 8)
+    parts = (tensor.tobytes() for tensor in tensors.values())
+    path.write_bytes(b"".join((len(text).to_bytes(8, "little"), text, *parts)))
