@@ -13,7 +13,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import anyio
@@ -26,11 +26,12 @@ from llmgw import __version__, leaving, releasing, wire
 from llmgw.clock import Alarm, now, until_beat
 from llmgw.core import events as e
 from llmgw.core import stimuli as s
-from llmgw.core.commands import SetAssignments
+from llmgw.core.commands import Assignment, SetAssignments
 from llmgw.core.memory import Memory, Policy, key_of
 from llmgw.core.node import NodeMachine
 from llmgw.core.records import Record
 from llmgw.core.reporting import start_of
+from llmgw.core.starting import rests
 from llmgw.core.telemetry import NodeSample
 from llmgw.errors import BackendUnavailable, DataFolderError
 from llmgw.folder import held
@@ -45,6 +46,7 @@ from llmgw.settings import AGENT_FOLDER, Settings
 from llmgw.stopping import hearing_hangups, hearing_signals
 from llmgw.supervise import Supervisor
 from llmgw.views.summaries import summary
+from llmgw.watchdog import OVERDUE_SECONDS, Pulse, Supervision, supervision
 
 TICK_SECONDS = 0.1
 CALM_TICK_SECONDS = 1.0
@@ -98,6 +100,11 @@ class Agent:
         self._ticks = Alarm()
         self._restless = False
         self._left = asyncio.Event()
+        self._begun = asyncio.Event()
+        self._early: list[s.NameTaken] = []
+        self._brain_pulse = Pulse("brain")
+        self._sender_pulse = Pulse("sender")
+        self._sample_pulse = Pulse("samples", OVERDUE_SECONDS + 3 * settings.sample_seconds)
         self._link = LogLink(settings, f"agent {settings.node}", outbox, self._start_over)
 
     async def run(
@@ -107,10 +114,13 @@ class Agent:
         signals: AsyncIterator[signal.Signals],
         hangups: AsyncIterator[signal.Signals],
         stop_engines: bool,
+        systemd: Supervision,
     ) -> None:
         """Run until the brain says that the agent may leave."""
         settings = self._settings
         async with anyio.create_task_group() as tasks:
+            pulses = (self._brain_pulse, self._sender_pulse, self._sample_pulse)
+            tasks.start_soon(systemd.keep_told, pulses)
             simulated = self._hardware.capture_from is not None
             supervisor = CommandsAlone if simulated else Supervisor
             self._supervisor = supervisor(
@@ -125,28 +135,27 @@ class Agent:
                 settings,
                 self._hardware,
                 self._session,
-                self._inputs.put_nowait,
+                self._report_sample,
                 self._send_sample,
                 self._supervisor.own_pids,
             )
-            self._name = Name(settings.node, identity, self._inputs.put_nowait)
+            self._name = Name(settings.node, identity, self._report_name)
+            # A driver that hangs can hold up the first look for a minute: the node lives meanwhile.
+            tasks.start_soon(self._link.connect)
+            for loop in (self._hold_name, self._say_alive):
+                tasks.start_soon(_for_ever, loop)
             await self._heed_release(sampler)
-            inventory = await sampler.look()
-            found = await self._supervisor.find(started_pids(self._machine.memory))
-            self._inputs.put_nowait(s.AgentStarted(found, rebooted, inventory, sampler.first()))
-            if sampler.error is not None and not sampler.released:
-                self._inputs.put_nowait(s.HardwareUnreadable(sampler.error))
+            await self._look_around(sampler, rebooted)
+            self._begin()
             for loop in (
                 self._think,
                 self._tick,
-                self._link.connect,
-                self._hold_name,
                 self._send_events,
                 self._follow_commands,
                 sampler.measure,
                 self._supervisor.keep_outputs_small,
             ):
-                tasks.start_soon(loop)
+                tasks.start_soon(_for_ever, loop)
             tasks.start_soon(self._beat, sampler)
             tasks.start_soon(self._hear_signals, signals, stop_engines)
             tasks.start_soon(self._hear_hangups, hangups, sampler)
@@ -156,12 +165,23 @@ class Agent:
         await self._supervisor.close()
         await self._link.close()
 
+    async def _look_around(self, sampler: Sampler, rebooted: bool) -> None:
+        """Tell the brain what there is: devices, engines of before, and those that ended since."""
+        inventory, memory = await sampler.look(), self._machine.memory
+        found = await self._supervisor.find(started_pids(memory))
+        ended = await self._supervisor.ended(gone_of(memory, found))
+        sample = sampler.first()
+        self._inputs.put_nowait(s.AgentStarted(found, rebooted, inventory, sample, ended))
+        if sampler.error is not None and not sampler.released:
+            self._inputs.put_nowait(s.HardwareUnreadable(sampler.error))
+
     # --- the brain ---------------------------------------------------------------------------
 
     async def _think(self) -> None:
         while True:
             await self._take_turn(await self._inputs.get())
             self._inputs.task_done()
+            self._brain_pulse.show()
 
     async def _take_turn(self, fact: s.Input) -> None:
         effects = self._machine.handle(fact, time.monotonic())
@@ -194,9 +214,11 @@ class Agent:
                 break
             except DataFolderError as error:
                 log.warning("agent_cannot_remember", reason=str(error))
+                self._brain_pulse.show()
                 await anyio.sleep(RETRY_SECONDS)
         if messages:
             self._queued.set()
+            self._sender_pulse.expect()
 
     def _encode(self, event: e.Event) -> wire.Outgoing:
         self._number += 1
@@ -257,8 +279,21 @@ class Agent:
         found = await self._link.reached()
         await self._name.hold(found, found.lease_subject(f"node.{self._settings.node}"))
 
+    def _begin(self) -> None:
+        """The brain has been told what it woke up to: now it may be told what came meanwhile."""
+        self._begun.set()
+        for fact in self._early:
+            self._inputs.put_nowait(fact)
+
+    def _report_name(self, fact: s.NameTaken) -> None:
+        if self._begun.is_set():
+            self._inputs.put_nowait(fact)
+        else:
+            self._early.append(fact)
+
     async def _start_over(self) -> None:
         """Have the brain forget what the old log said, before anything of the new one is read."""
+        await self._begun.wait()
         self._inputs.put_nowait(s.LogReplaced())
         await self._inputs.join()
 
@@ -266,6 +301,7 @@ class Agent:
         await self._link.send_events(await self._reached(), self._unqueued)
 
     def _unqueued(self) -> asyncio.Event:
+        self._sender_pulse.rest()
         self._queued.clear()
         return self._queued
 
@@ -278,8 +314,8 @@ class Agent:
         seen = self._machine.memory.command_sequence
         waiting, start = await waiting_commands(found, subject, seen)
         self._take_waiting(waiting, first_time=seen == 0)
-        async for record in commands(found, subject, start):
-            self._take_command(record)
+        async for together in commands(found, subject, start):
+            self._take_waiting(together, first_time=False)
 
     def _take_waiting(self, waiting: list[Record], first_time: bool) -> None:
         """Of the commands that waited only the newest of the highest term is acted upon.
@@ -310,34 +346,67 @@ class Agent:
             reason = f"agent {__version__} cannot act on it: {summary(body)}"
             self._inputs.put_nowait(s.CommandUnreadable(record.sequence, *numbers, reason))
 
+    def _report_sample(self, fact: s.Input) -> None:
+        """Hand on what was measured, with what ails the agent's own records."""
+        if isinstance(fact, s.SampleTaken | s.HardwareUnreadable):
+            fact = replace(fact, troubles=(*fact.troubles, *self._outbox.troubles()))
+        self._inputs.put_nowait(fact)
+
     async def _beat(self, sampler: Sampler) -> None:
         await self._reached()  # the first sign of life must not go to nobody
         await sampler.beat()
 
+    async def _say_alive(self) -> None:
+        await self._reached()
+        await self._link.say_alive({self._settings.node: self._session})
+
     async def _send_sample(self, sample: NodeSample) -> None:
         found = await self._reached()
-        starting = starting_parts(self._machine.memory)
+        memory = self._machine.memory
+        starting = starting_parts(memory)
         if starting:
-            sample = replace(sample, progress=await self._supervisor.progress(starting))
+            loaded = await self._supervisor.loaded(starting, sources_of(memory, starting))
+            sizes = {name: told.weights_bytes for name, told in loaded.items()}
+            sample = replace(
+                sample,
+                progress=await self._supervisor.progress(starting),
+                loaded_bytes={name: told.read_bytes for name, told in loaded.items()},
+                weights_bytes={name: size for name, size in sizes.items() if size is not None},
+            )
         message = wire.encode_sample(self._settings.cluster, sample, time=now())
         await found.publish_sample(message.subject, message.payload)
+        self._sample_pulse.show()
+
+
+async def _for_ever(loop: Callable[[], Awaitable[None]]) -> None:
+    """Run a loop without which the agent is none: should it end, the agent fails with it."""
+    await loop()
+    raise RuntimeError(f"{getattr(loop, '__qualname__', loop)} has ended, and must not")
+
+
+def gone_of(memory: Memory, found: Sequence[s.EngineFound]) -> dict[s.Start, Assignment | None]:
+    """Return the remembered starts of engines that are not there any more, and what they ran."""
+    parts = ((start_of(key_of(n), p), p) for n, p in memory.parts.items() if not rests(p))
+    there = {engine.start for engine in found}
+    return {start: part.assignment for start, part in parts if start not in there}
 
 
 def started_pids(memory: Memory) -> dict[s.Start, int]:
     """Return the process ids of the engines that are remembered."""
-    started = {}
-    for name, part in memory.parts.items():
-        replica, _, number = name.rpartition("/")
-        if part.pid is not None:
-            start = s.Start(s.Key(replica, int(number)), part.generation, part.attempt)
-            started[start] = part.pid
-    return started
+    parts = memory.parts.items()
+    return {start_of(key_of(n), p): p.pid for n, p in parts if p.pid is not None}
 
 
 def starting_parts(memory: Memory) -> dict[str, s.Start]:
     """Return the parts whose engines are coming up, by their names, with their starts."""
     parts = memory.parts.items()
     return {n: start_of(key_of(n), p) for n, p in parts if p.phase == "starting" and p.pid}
+
+
+def sources_of(memory: Memory, parts: Mapping[str, s.Start]) -> dict[str, str | None]:
+    """Return the source of the model of each of these parts, where it is known."""
+    assigned = {name: memory.parts[name].assignment for name in parts}
+    return {n: None if found is None else found.entry.source for n, found in assigned.items()}
 
 
 def _told(event: e.Event) -> dict[str, object]:
@@ -373,6 +442,7 @@ async def run_agent(
         folder = simulated_folder(settings)
         hardware = simulated_hardware(settings.node, capture)
         await _check_capture(hardware)
+    systemd = supervision()
     # From the very start: a signal while the agent comes up must not leave its engines behind.
     with (
         hearing_signals() as signals,
@@ -393,9 +463,10 @@ async def run_agent(
             machine = NodeMachine(
                 stored_memory(await outbox.kept("memory")), policy_of(settings), started
             )
+            systemd.tell("READY=1")
             agent = Agent(settings, folder, hardware, outbox, machine, this_boot)
             rebooted = boot is not None and boot.decode() != this_boot
-            await agent.run(identity, rebooted, signals, hangups, stop_engines)
+            await agent.run(identity, rebooted, signals, hangups, stop_engines, systemd)
 
 
 def simulated_folder(settings: Settings) -> Path:

@@ -57,8 +57,11 @@ class MarkedProcess(NamedTuple):
 
 
 def parse_marker(text: str) -> Marker | None:
-    """Return the marker that the text says, or `None` when it is none of ours."""
-    words = text.split(":")
+    """Return the marker that the text says, or `None` when it is none of ours.
+
+    What a newer version may have added behind it is passed over: its engines are ours, too.
+    """
+    words = text.split(":")[:7]
     if len(words) != 7 or not all(word.isdecimal() for word in words[2:]):
         return None
     part, generation, attempt, port, digest = map(int, words[2:])

@@ -13,6 +13,7 @@ import re
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -24,13 +25,23 @@ from llmgw.cgroups import Groups
 from llmgw.core import stimuli as s
 from llmgw.core.commands import Assignment
 from llmgw.core.memory import digest
-from llmgw.engines.base import Launch, LaunchRequest
+from llmgw.engines.base import Launch, LaunchRequest, ProbeAnswer
 from llmgw.engines.devices import DEVICE_VARIABLES
 from llmgw.engines.references import resolve
 from llmgw.engines.registry import engine
 from llmgw.errors import EngineUnavailable, LlmgwError
+from llmgw.loading import Loaded, Loading
 from llmgw.masking import hide, mask_known, mask_text, secret_values, visible
-from llmgw.probing import answer_of, status_of
+from llmgw.probing import (
+    Look,
+    answer_of,
+    hangs,
+    key_in,
+    look,
+    served_models,
+    status_of,
+    token_status,
+)
 from llmgw.processes import (
     VARIABLE,
     Marker,
@@ -43,14 +54,16 @@ from llmgw.processes import (
     signal_marked,
 )
 from llmgw.programs import ProgramSettings, find_program
+from llmgw.strays import Strays
 
 PROBE_SECONDS = 5.0
-TAIL_BYTES = 8_192
+TAIL_BYTES = 262_144
 TAIL_LINES = 40
 KEPT_LOGS = 5
 GROUP_END_SECONDS = 30.0
 SECRET_BYTES = 16_384
 PROGRESS_CHARACTERS = 160
+LINE_CHARACTERS = 600
 # Engines that set their title (vLLM, SGLang: setproctitle) write it over their environment in
 # /proc, and with it the marker, unless told not to.
 KEEP_ENVIRONMENT = {"SPT_NOENV": "1"}
@@ -84,7 +97,13 @@ class Supervisor:
         self._hidden: set[str] = set()
         self._probing: set[s.Start] = set()
         self._listening: set[s.Start] = set()
+        self._named: set[s.Start] = set()
+        self._looks: dict[s.Start, Look] = {}
+        self._keys: dict[s.Start, str | None] = {}
         self._shared: dict[s.Start, frozenset[segments.Segment]] = {}
+        self._strays = Strays(folder)
+        self._left: dict[s.Start, frozenset[int]] = {}
+        self._loading = Loading()
 
     async def close(self) -> None:
         """Stop watching and probing. The engines go on."""
@@ -103,6 +122,8 @@ class Supervisor:
                 if effect.start not in self._probing:
                     self._probing.add(effect.start)
                     self._tasks.start_soon(self._probe, effect)
+            case s.AskForToken():
+                self._tasks.start_soon(self._ask_for_token, effect)
             case s.CountRequests():
                 self._tasks.start_soon(self._count, effect)
             case s.StopEngine():
@@ -124,7 +145,7 @@ class Supervisor:
         }
         for marker in {p.marker for p in processes if p.marker.start not in leaders}:
             log.warning("engine_leftover_ended", engine=marker.text())
-            await self._end_all(marker)
+            self._left[marker.start] = await self._end_all(marker)
         running = {name_of_start(start) for start in leaders}
         await anyio.to_thread.run_sync(self._end_groups_but, running)
         found = []
@@ -133,13 +154,35 @@ class Supervisor:
                 marker = process.marker
                 given = await anyio.to_thread.run_sync(environment_of, process.pid)
                 self._hidden |= secret_values(given)
+                self._keys[marker.start] = key_in(given)
                 found.append(s.EngineFound(marker.start, process.pid, marker.port, marker.digest))
         return tuple(found)
+
+    async def ended(self, gone: Mapping[s.Start, Assignment | None]) -> tuple[s.EngineExited, ...]:
+        """Return what is known of engines that ended before they could be found.
+
+        That is what they printed last, and which of their processes cannot be killed.
+        """
+
+        def told() -> tuple[s.EngineExited, ...]:
+            return tuple(self._ended_unseen(start, of) for start, of in gone.items())
+
+        return await anyio.to_thread.run_sync(told)
+
+    def _ended_unseen(self, start: s.Start, assignment: Assignment | None) -> s.EngineExited:
+        left, output = self._left.pop(start, frozenset()), ""
+        if assignment is not None:
+            with suppress(LlmgwError):  # whose secrets are not known, of that nothing can be shown
+                env = resolve(assignment.entry.env, os.environ, read_secret)
+                self._hidden |= secret_values(env)
+                output = self._tail(start)
+        return s.EngineExited(start, None, None, output, tuple(sorted(left)))
 
     def _end_groups_but(self, running: set[str]) -> None:
         for name in self._groups.names():
             if name not in running:
                 self._groups.end(name, GROUP_END_SECONDS)
+        self._strays.end_but(running, GROUP_END_SECONDS)
 
     async def own_pids(self, among: frozenset[int] | None = None) -> dict[int, s.Start]:
         """Return the processes of this agent's engines; `among` these, or all that there are."""
@@ -153,6 +196,9 @@ class Supervisor:
                 found |= dict.fromkeys(self._groups.pids(name), start)
         if among is not None:
             found = {pid: start for pid, start in found.items() if pid in among}
+        for pid, name in self._strays.named(among).items():
+            start = start_of_name(name)
+            found |= {pid: start} if start is not None else {}
         processes = marked_processes(self.agent, among)
         return found | {process.pid: process.marker.start for process in processes}
 
@@ -163,6 +209,24 @@ class Supervisor:
 
     def _progress(self, starts: Mapping[str, s.Start]) -> dict[str, str]:
         return {name: last_line(self._tail(start)) for name, start in starts.items()}
+
+    async def loaded(
+        self, starts: Mapping[str, s.Start], sources: Mapping[str, str | None]
+    ) -> dict[str, Loaded]:
+        """Return how far each of these engines is with loading, where the kernel tells it."""
+        return await anyio.to_thread.run_sync(self._loaded, starts, sources)
+
+    def _loaded(
+        self, starts: Mapping[str, s.Start], sources: Mapping[str, str | None]
+    ) -> dict[str, Loaded]:
+        own = self._own_pids(None)
+        found = {}
+        for name, start in starts.items():
+            pids = [pid for pid, of in own.items() if of == start]
+            told = self._loading.measure(start, pids, sources.get(name))
+            if told is not None:
+                found[name] = told
+        return found
 
     async def keep_outputs_small(self) -> None:
         """Keep what engines print from filling the disk, for ever."""
@@ -205,6 +269,7 @@ class Supervisor:
             self._report(s.SpawnFailed(effect.start, f"cannot run {launch.argv[0]}: {why}"))
             return
         await anyio.to_thread.run_sync(self._groups.put, name_of_start(effect.start), pid)
+        self._keys[effect.start] = key_in(environment)
         self._report(s.EngineSpawned(effect.start, pid))
         self._watch(pid, marker)
 
@@ -270,6 +335,10 @@ class Supervisor:
         left = await self._end_all(marker, pid)
         exit_code, number = _reap(pid)
         self._listening.discard(marker.start)
+        self._named.discard(marker.start)
+        self._looks.pop(marker.start, None)
+        self._keys.pop(marker.start, None)
+        self._loading.forget(marker.start)
         output = await anyio.to_thread.run_sync(self._tail, marker.start)
         self._report(s.EngineExited(marker.start, exit_code, number, output, tuple(sorted(left))))
 
@@ -283,6 +352,7 @@ class Supervisor:
             if child is not None and not kill_group(child, GROUP_END_SECONDS):
                 left |= {child}
             left |= self._groups.end(name, GROUP_END_SECONDS)
+            left |= self._strays.end(name, GROUP_END_SECONDS)
             self._drop(self._shared.pop(marker.start, frozenset()) | shared)
             return left
 
@@ -293,8 +363,12 @@ class Supervisor:
         return left
 
     def _pids_of(self, start: s.Start) -> set[int]:
+        """Return what an engine consists of now."""
+        name = name_of_start(start)
         marked = {p.pid for p in marked_processes(self.agent) if p.marker.start == start}
-        return marked | self._groups.pids(name_of_start(start))
+        found = marked | self._groups.pids(name) | self._strays.pids(name)
+        self._strays.see(name, found)
+        return found
 
     def _drop(self, shared: frozenset[segments.Segment]) -> None:
         dropped = segments.drop(shared)
@@ -302,20 +376,45 @@ class Supervisor:
             log.info("shared_memory_dropped", files=dropped)
 
     def _tail(self, start: s.Start) -> str:
-        return hide(last_output(self._log_file(start)), self._hidden)
+        said = hide(last_output(self._log_file(start)), self._hidden)
+        return "\n".join(line[:LINE_CHARACTERS] for line in said.splitlines())
 
     # --- asking and stopping ----------------------------------------------------------------
 
     async def _probe(self, effect: s.ProbeEngine) -> None:
-        status, stranger = None, None
+        status, stranger, hangs = None, None, None
         try:
             path = launch_of(effect.assignment, (), self._host, effect.port).health_path
             status = await status_of(self._host, effect.port, path, PROBE_SECONDS)
             if status is not None and effect.start not in self._listening:
                 stranger = await anyio.to_thread.run_sync(self._stranger, effect)
+            if status is not None and stranger is None and effect.start not in self._named:
+                stranger = await self._other_engine(effect, status)
+            if status is not None and effect.look:
+                await anyio.to_thread.run_sync(self._pids_of, effect.start)
+                hangs = await self._hangs(effect)
         finally:
             self._probing.discard(effect.start)
-        self._report(s.EngineAnswered(effect.start, status, stranger))
+        self._report(s.EngineAnswered(effect.start, status, stranger, hangs))
+
+    async def _hangs(self, effect: s.ProbeEngine) -> bool | None:
+        """Look at the engine's work, and tell whether it hung since it was looked at before."""
+        counts, start = engine(effect.assignment.entry.engine).request_counts, effect.start
+        if counts is None:
+            return None
+        key = self._keys.get(start)
+        seen = await look(self._host, effect.port, counts, key, PROBE_SECONDS)
+        before = self._looks.pop(start, None)
+        if seen is None:
+            return None
+        self._looks[start] = seen
+        return hangs(before, seen)
+
+    async def _ask_for_token(self, effect: s.AskForToken) -> None:
+        model, key = effect.assignment.entry.name, self._keys.get(effect.start)
+        status = await token_status(self._host, effect.port, model, effect.seconds, key)
+        log.info("asked_for_a_token", engine=name_of_start(effect.start), status=status)
+        self._report(s.TokenAnswered(effect.start, status))
 
     def _stranger(self, effect: s.ProbeEngine) -> str | None:
         """Return who else answers on the engine's port; asked until it was the engine once."""
@@ -328,20 +427,38 @@ class Supervisor:
             self._listening.add(effect.start)
         return found
 
+    async def _other_engine(self, effect: s.ProbeEngine, status: int) -> str | None:
+        """Return who answers instead, by the model that it serves; asked once, when it is well."""
+        entry, start = effect.assignment.entry, effect.start
+        chosen = engine(entry.engine)
+        if chosen.judge(ProbeAnswer(status), False) != "ready":
+            return None
+        self._named.add(start)
+        if not chosen.names_model:
+            return None
+        key = self._keys.get(start)
+        served = await served_models(self._host, effect.port, PROBE_SECONDS, key)
+        if served is None or entry.name in served:
+            return None
+        names = visible(", ".join(served))[:PROGRESS_CHARACTERS]
+        return f"an engine that serves {names or 'no model'}"
+
     async def _count(self, effect: s.CountRequests) -> None:
         """Ask how many requests there are. Who is silent may be busy: then it is asked again."""
         counts = engine(effect.assignment.entry.engine).request_counts
         requests: int | None = None
         if counts is not None:
-            answer = await answer_of(self._host, effect.port, counts.path, PROBE_SECONDS)
+            key = self._keys.get(effect.start)
+            answer = await answer_of(self._host, effect.port, counts.path, PROBE_SECONDS, key)
             requests = counts.count(answer) if answer is not None else None
         self._report(s.EngineCounted(effect.start, requests))
 
     def _stop(self, effect: s.StopEngine) -> None:
         """TERM lets the engine's own process end its children; KILL spares none of them."""
         number = signal.SIGTERM if effect.signal == "TERM" else signal.SIGKILL
+        own = self._pids_of(effect.start)
         if effect.signal == "KILL":
-            self._shared[effect.start] = segments.mapped(self._pids_of(effect.start))
+            self._shared[effect.start] = segments.mapped(own)
         for process in marked_processes(self.agent):
             if process.marker.start == effect.start:
                 leader_only = number is signal.SIGTERM
@@ -410,12 +527,18 @@ def start_of_name(name: str) -> s.Start | None:
 
 
 def last_output(path: Path) -> str:
-    """Return the last lines of a file of output, secrets masked; empty when it is not there."""
+    """Return the last lines of a file of output, secrets masked; empty when it is not there.
+
+    Before them stand lines from further above that name errors: the last lines of a program of
+    many processes say only that one of them ended, and not why.
+    """
     end, more = outputs.tail(path, TAIL_BYTES)
     lines = end.decode(errors="replace").splitlines()
     if more and lines:  # Half a line may be half a secret, which nothing would mask.
         del lines[0]
-    return mask_text(mask_known("\n".join(lines[-TAIL_LINES:]), os.environ))
+    above = outputs.telling(lines[:-TAIL_LINES])
+    said = [*above, "…", *lines[-TAIL_LINES:]] if above else lines[-TAIL_LINES:]
+    return mask_text(mask_known("\n".join(said), os.environ))
 
 
 def last_line(text: str) -> str:

@@ -18,13 +18,15 @@ from llmgw.catalog.entries import Catalog
 from llmgw.core.cluster import Cluster, Part
 from llmgw.core.fold import apply
 from llmgw.core.stimuli import Key, Start
+from llmgw.core.telemetry import NodeSample
 from llmgw.errors import LlmgwError
 from llmgw.log.base import LogRewound
 from llmgw.log.jetstream import JetStreamLog
 from llmgw.masking import visible
-from llmgw.replay import fold_log, records
+from llmgw.replay import fold_log, live_samples, records
 from llmgw.settings import Settings
 from llmgw.supervise import last_output, log_name
+from llmgw.views.replicas import how_far
 from llmgw.views.summaries import summary
 
 PROGRESS_SECONDS = 2.0
@@ -140,7 +142,7 @@ class _Teller:
         self._created_ns = bounds.created_ns
         start = self._state.sequence + 1 if self._state.sequence else max(bounds.first, 1)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_show_progress, self._settings, self._state)
+            tasks.start_soon(_show_progress, self._settings, self._log, self._state)
             tasks.start_soon(asking.ask, self._state)
             async for record in records(self._log, start=start):
                 apply(self._state, record)
@@ -160,8 +162,8 @@ def _reason(group: BaseExceptionGroup[BaseException]) -> str:
     return str(error)
 
 
-async def _show_progress(settings: Settings, state: Cluster) -> None:
-    """While an engine loads, say for how long and what it last wrote."""
+async def _show_progress(settings: Settings, log: JetStreamLog, state: Cluster) -> None:
+    """While an engine loads, say for how long, what it has read and what it last wrote."""
     began: dict[tuple[str, int], float] = {}
     while True:
         await anyio.sleep(PROGRESS_SECONDS)
@@ -172,18 +174,37 @@ async def _show_progress(settings: Settings, state: Cluster) -> None:
             if part.phase == "starting"
         }
         began = {key: began.get(key, time.monotonic()) for key in starting}
+        samples = await _samples(settings, log, state) if starting else {}
         for (name, number), (generation, part) in starting.items():
             seconds = time.monotonic() - began[name, number]
             line = await anyio.to_thread.run_sync(
                 _last_line, settings.data, name, number, generation, part
             )
-            say(f"        {name} is loading, {seconds:.0f} s so far: {line}")
+            far = _how_far(samples.get(part.node), f"{name}/{number}", line)
+            say(f"        {name} is loading, {seconds:.0f} s so far: {far}")
 
 
-def _last_line(data: Path, name: str, number: int, generation: int, part: Part) -> str:
+async def _samples(settings: Settings, log: JetStreamLog, state: Cluster) -> dict[str, NodeSample]:
+    """Return the newest sample of each node; none where the log cannot tell them now."""
+    try:
+        return await live_samples(log, settings.cluster, state, settings.sample_seconds)
+    except LlmgwError:
+        return {}
+
+
+def _how_far(sample: NodeSample | None, name: str, line: str | None) -> str:
+    if sample is None:
+        return line or "no output yet"
+    line = line or sample.progress.get(name, "no output yet")
+    loaded, weights = sample.loaded_bytes.get(name), sample.weights_bytes.get(name)
+    return how_far(line, loaded, weights) or line
+
+
+def _last_line(data: Path, name: str, number: int, generation: int, part: Part) -> str | None:
+    """Return what an engine of this machine's own node printed last."""
     start = Start(Key(name, number), generation, part.attempt)
     lines = last_output(data / "agent" / "engines" / log_name(start)).splitlines()
-    return lines[-1][:120] if lines else "no output yet"
+    return lines[-1][:120] if lines else None
 
 
 def say(text: str) -> None:

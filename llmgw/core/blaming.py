@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from llmgw.core import condemning
 from llmgw.core.memory import EnginePart, Failing, Memory, Policy
 from llmgw.core.stimuli import Key
-from llmgw.core.weighing import Seen, leaks, still_held
+from llmgw.core.weighing import Seen, accelerators, is_unused, leaks, still_held
 from llmgw.engines.base import KnownFailure
+
+_UNUSED_SECONDS = 30.0
+"""How long an engine may be ready without being seen on its devices."""
 
 
 class Note(NamedTuple):
@@ -65,12 +69,28 @@ def look_at_leaks(memory: Memory, policy: Policy, seen: Seen) -> None:
 
 
 def notes(memory: Memory, policy: Policy, seen: Seen) -> Iterator[Note]:
-    """Yield what is held against devices: `failing` and `occupied`."""
+    """Yield what is held against devices: `failing`, `occupied`, and what `condemning` tells."""
+    yield from (Note(*told) for told in condemning.notes(memory))
+    for name, part in memory.parts.items():
+        if part.stuck:
+            said = f"{name} does not end: its process {part.pid} cannot be killed"
+            yield from (Note(uuid, "occupied", said) for uuid in _devices(part))
     for uuid, failing in memory.failing.items():
         yield Note(uuid, "failing", failing.detail)
     for uuid, leak in memory.leaks.items():
         held = still_held(seen.get(uuid), leak, policy.limits.vacant_bytes)
         yield Note(uuid, "occupied", held or f"{leak.part} has ended and was not seen to be gone")
+
+
+def unused(policy: Policy, seen: Seen, key: Key, part: EnginePart, now: float) -> dict[str, str]:
+    """Return the devices that an engine serves without, as one that was built without them does."""
+    if part.assignment is None or part.assignment.entry.engine == "command":
+        return {}
+    ready = part.ready_at is not None and now - part.ready_at >= _UNUSED_SECONDS
+    if not ready or not is_unused(seen, part, policy.limits.vacant_bytes):
+        return {}
+    said = f"{key.replica} serves, and none of its processes is on the device"
+    return dict.fromkeys(accelerators(part), said)
 
 
 def _devices(part: EnginePart) -> list[str]:

@@ -17,6 +17,21 @@ VERDICTS = (
         "see whether its arguments or environment choose devices: llmgw does that by itself",
     ),
     KnownFailure(
+        r"^Xid \d+ of its card, where nothing else is",
+        "an error of the card's memory ended the engine's work, and the card goes on",
+        "nothing if it is rare; if it comes again and again, have the card replaced",
+    ),
+    KnownFailure(
+        r"^Xid \d+ of its card: |^its card is lost|^nothing starts on card ",
+        "the card failed: nothing is started on it before it has been reset",
+        "llmgw agent release, then nvidia-smi --gpu-reset, or reboot the machine",
+    ),
+    KnownFailure(
+        r"^nothing starts while the hardware cannot be read",
+        "the driver does not answer, and an engine would not find its device",
+        "llmgw doctor says why; it is started once the driver answers again",
+    ),
+    KnownFailure(
         r"listens on port \d+, and not the engine",
         "another program took the port while the engine was starting",
         "stop that program, or give llmgw a range of ports that nobody else uses: LLMGW_PORT_RANGE",
@@ -35,6 +50,12 @@ SILENCES = (
         r"^its health endpoint failed \d+ times in a row",
         "the engine hung: it ran and did not answer",
         "see its output; raise `liveness_seconds` in the catalog if it may be silent for longer",
+    ),
+    KnownFailure(
+        r"^it hung: ",
+        "the engine hung: requests waited, and it worked on none of them",
+        "see its output; raise `liveness_seconds` in the catalog if one step of the model, or a "
+        "long prompt, may take longer",
     ),
 )
 """The same where the engine's last words, if they are known, say more."""

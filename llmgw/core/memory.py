@@ -6,6 +6,7 @@ a default. Used by `core.node`, which is the only one that changes it.
 
 from __future__ import annotations
 
+from typing import Literal
 from zlib import crc32
 
 import msgspec
@@ -28,6 +29,10 @@ class Policy(msgspec.Struct, frozen=True):
     """The pause between two questions for the health of an engine that is ready."""
     liveness_failures: int = 6
     """So many without a good answer in a row restart it, unless its entry says for how long."""
+    hung_seconds: float = 300.0
+    """How long it may have requests and get on with none of them, unless its entry says how long.
+
+    As long as vLLM waits for its own workers, and SGLang for its scheduler, before they give up."""
     backoff_first_seconds: float = 1.0
     backoff_cap_seconds: float = 300.0
     backoff_reset_seconds: float = 600.0
@@ -37,6 +42,8 @@ class Policy(msgspec.Struct, frozen=True):
     """How long an engine that answers may wait for the sample that shows what it takes."""
     freed_seconds: float = 15.0
     """How long devices may hold memory of an engine that ended, before that is a fault."""
+    unkillable_seconds: float = 30.0
+    """How long after its first SIGKILL a process may still be there, before that is a fault."""
     failing_after: int = 5
     """So many failures in a row on a device: the replica is better tried on another one."""
     failing_seconds: float = 3600.0
@@ -59,6 +66,10 @@ class EnginePart(msgspec.Struct):
     its process ended, and its devices were not seen to be free of it yet. `empty_bytes` is what
     was in use of each device before the start, where nobody was on it; `pids` are its processes
     that were seen on devices; `sightings` how often in a row one was where it should not be.
+    `killed_at` is the moment of the first SIGKILL; a part that is `stuck` was not ended by it, and
+    has its `pid` in whichever phase it is. `look_at`, `hung_since`, `hung_looks` and `last_call`
+    are of `core.liveness`. `starved`: its last start ran out of the device's memory. `doomed` says
+    for which trouble of its card it must end, whatever it answers.
     """
 
     assignment: Assignment | None
@@ -87,6 +98,14 @@ class EnginePart(msgspec.Struct):
     drain_until: float | None = None
     idle: int = 0
     gone_at: float | None = None
+    killed_at: float | None = None
+    look_at: float = 0.0
+    hung_since: float | None = None
+    hung_looks: int = 0
+    last_call: Literal["made", "refused"] | None = None
+    stuck: bool = False
+    starved: bool = False
+    doomed: str = ""
 
 
 class Failing(msgspec.Struct):
@@ -114,7 +133,8 @@ class Memory(msgspec.Struct):
     log was replaced, and no command of the new one has been received. `conditioned`: the log says,
     or may say, that some condition holds here. `unread_sequence` is the last command that was
     refused because it could not be read: not dealt with for good, a newer agent may be able to.
-    `failing` and `leaks` are of devices, by their UUID.
+    `failing` and `leaks` are of devices, by their UUID; `errors` and `lost` what the driver told of
+    cards, by theirs (`core.condemning`), and `unreadable` why the hardware cannot be read.
     """
 
     term: int = 0
@@ -128,6 +148,9 @@ class Memory(msgspec.Struct):
     parts: dict[str, EnginePart] = {}
     failing: dict[str, Failing] = {}
     leaks: dict[str, Leak] = {}
+    errors: dict[str, tuple[int, ...]] = {}
+    lost: tuple[str, ...] = ()
+    unreadable: str | None = None
     inventory: Inventory | None = None
 
 

@@ -13,7 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from llmgw.core import blaming, grouping, reporting, starting, stopping, weighing
+from llmgw.core import (
+    blaming,
+    condemning,
+    grouping,
+    liveness,
+    reporting,
+    starting,
+    stopping,
+    weighing,
+)
 from llmgw.core import events as e
 from llmgw.core import stimuli as s
 from llmgw.core.blaming import Note
@@ -42,8 +51,6 @@ _SIGHTINGS = 2
 """So often in a row an engine must be seen where it should not be: one look may be mistaken."""
 _STALE_SECONDS = 60.0
 """How old a sample may be for the next to be waited for."""
-_UNUSED_SECONDS = 30.0
-"""How long an engine may be ready without being seen on its devices."""
 
 
 class NodeMachine:
@@ -63,6 +70,7 @@ class NodeMachine:
         self._seen: dict[str, DeviceReading] = {}
         self._seen_at = -_STALE_SECONDS
         self._unused: dict[str, str] = {}
+        self._occupied: frozenset[str] = frozenset()
         self._conditions = ConditionTracker(policy.limits)
 
     def handle(self, fact: s.Input, now: float) -> list[Effect]:
@@ -86,7 +94,10 @@ class NodeMachine:
                     self._unreadable, self._announced = fact.reason, False
                     yield Publish(e.NodeHardwareUnreadable(reason=fact.reason))
                 self._seen.clear()
+                condemning.note_unreadable(self.memory, fact)
                 yield from self._measured(None, frozenset(), fact.troubles, now)
+            case s.NvmlReleased():
+                condemning.forget(self.memory)
             case s.LogReplaced():
                 yield from self._log_replaced()
             case s.SampleTaken():
@@ -115,9 +126,11 @@ class NodeMachine:
     def _agent_started(self, fact: s.AgentStarted, now: float) -> Iterator[Effect]:
         yield Publish(self._started)
         memory = self.memory
+        condemning.begin(memory, fact)
         if fact.sample is not None:  # first, or what is occupied would be placed on meanwhile
             taken = fact.sample
             own = frozenset(taken.own_pids)
+            self._see(taken, now)
             yield from self._measured(taken.readings, own, taken.troubles, now)
         if fact.inventory is not None:
             yield from self._inventory_taken(fact.inventory)
@@ -128,14 +141,22 @@ class NodeMachine:
             memory.failing.clear()
             memory.leaks.clear()
         found = {name_of(f.start.key): f for f in fact.found}
+        ended = {f.start: f for f in fact.ended}
         for name, part in list(memory.parts.items()):
-            yield from self._recover(name, part, found.pop(name, None), now)
+            if not self._goes_on(part, found.get(name), now):
+                start = reporting.start_of(key_of(name), part)
+                why = reporting.why_gone(part, fact.rebooted)
+                yield from self._gone(start.key, part, ended.get(start), why, now)
+                continue
+            del found[name]
+            yield reporting.adopted(key_of(name), part)
         for name, engine_found in found.items():
             yield from self._adopt_unknown(name, engine_found, now)
 
     def _inventory_taken(self, inventory: Inventory) -> Iterator[Effect]:
         if inventory != self.memory.inventory or not self._announced:
             self._announced, self._unreadable = True, None
+            condemning.note_inventory(self.memory, inventory)
             self.memory.inventory = inventory
             yield Publish(e.NodeInventoryTaken(inventory=inventory))
 
@@ -144,9 +165,12 @@ class NodeMachine:
     ) -> Iterator[Effect]:
         """Tell the conditions if others hold than before."""
         memory = self.memory
+        readings = condemning.with_errors(memory, readings)
         unused = (Note(uuid, "unused", said) for uuid, said in self._unused.items())
         self._conditions.note([*blaming.notes(memory, self.policy, self._seen), *unused])
         held = self._conditions.update(readings, own_pids, now, memory.inventory, troubles)
+        if held is not None:
+            self._occupied = weighing.occupied(held, memory.inventory)
         if held or (held is not None and memory.conditioned):
             memory.conditioned = bool(held)
             yield Publish(e.NodeConditionsChanged(conditions=held))
@@ -166,31 +190,32 @@ class NodeMachine:
             if part.pid is not None:
                 yield reporting.adopted(key_of(name), part)
 
-    def _recover(
-        self, name: str, part: EnginePart, found: s.EngineFound | None, now: float
+    def _goes_on(self, part: EnginePart, found: s.EngineFound | None, now: float) -> bool:
+        """Go on with a remembered part, and return whether its engine, or a later one, runs."""
+        starting.count_from(part, now)
+        if found is None:
+            return False
+        start = found.start
+        if (start.generation, start.attempt) < (part.generation, part.attempt):
+            return False
+        part.generation, part.attempt = start.generation, start.attempt
+        part.pid, part.port, part.gone_at = found.pid, found.port, None
+        if part.phase == "failed" and not part.stuck:
+            part.phase = "starting"
+        return True
+
+    def _gone(
+        self, key: Key, part: EnginePart, ended: s.EngineExited | None, reason: str, now: float
     ) -> Iterator[Effect]:
-        """Go on with a remembered part: its engine still runs, or it ended meanwhile."""
-        key = key_of(name)
-        part.started_at = part.next_probe_at = part.retry_at = now
-        part.kill_at = now if part.kill_at is not None else None
-        part.ready_at = now if part.ready_at is not None else None
-        part.gone_at = now if part.gone_at is not None else None
-        part.answered_at = part.missing_since = part.drain_until = None
-        if found is not None and (found.start.generation, found.start.attempt) >= (
-            part.generation,
-            part.attempt,
-        ):
-            part.generation, part.attempt = found.start.generation, found.start.attempt
-            part.pid, part.port, part.gone_at = found.pid, found.port, None
-            if part.phase == "failed":
-                part.phase = "starting"
-            yield reporting.adopted(key, part)
-        elif part.phase == "stopping":
+        """Say of a remembered part that its engine, if it had one, ended before this agent came."""
+        part.pid, part.stuck = None, False
+        if part.gone_at is None and part.phase not in AT_REST:
+            yield from self._wait_for_devices(part, ended.left if ended else (), now)
+        if part.phase == "stopping":
             if part.gone_at is None:
                 yield from self._stopped(key, part)
         elif part.phase in _ALIVE:
-            reason = "the engine was not running when the agent came up"
-            yield from self._failed(key, part, now, reason)
+            yield from self._failed(key, part, now, reason, ended)
 
     def _adopt_unknown(self, name: str, found: s.EngineFound, now: float) -> Iterator[Effect]:
         """Take over an engine that runs under this agent's marker but is not remembered."""
@@ -229,18 +254,7 @@ class NodeMachine:
         memory.wanted = list(command.assignments)
         if memory.untold:
             memory.untold = False
-            yield from self._tell_again(command)
-
-    def _tell_again(self, command: SetAssignments) -> Iterator[Effect]:
-        """Tell a log that was replaced what of the command runs already."""
-        for assignment in command.assignments:
-            key = Key(assignment.replica, assignment.part)
-            part = self.memory.parts.get(name_of(key))
-            if part is not None and part.pid is not None and is_same(part, assignment):
-                yield reporting.adopted(key, part)
-                if part.phase == "ready" and part.ready_at is not None:
-                    seconds = part.ready_at - part.started_at
-                    yield reporting.ready(key, part, self.policy.address, seconds)
+            yield from reporting.told_again(memory, command, self.policy.address)
 
     def _supersede(self, command: SetAssignments) -> Iterator[Effect]:
         memory = self.memory
@@ -265,6 +279,8 @@ class NodeMachine:
                 yield from self._spawn_failed(fact, key, part, now)
             case s.EngineAnswered():
                 yield from self._answered(fact, key, part, now)
+            case s.TokenAnswered():
+                liveness.token_answered(part, fact.status)
             case s.EngineCounted():
                 yield from stopping.counted(self.policy, key, part, fact.requests)
             case s.EngineExited():
@@ -299,26 +315,15 @@ class NodeMachine:
             part.misses, part.missing_since = 0, None
             if not was_ready:
                 yield from self._is_well(key, part, now)
+            else:
+                yield from liveness.looked(self.policy, key, part, fact.hangs, now)
         elif was_ready:
-            yield from self._missed(key, part, now)
+            yield from liveness.missed(self.policy, key, part, now)
         else:
             part.answered_at = None
             if verdict == "broken":
                 reason = f"its health endpoint answered {fact.status}"
                 yield from stopping.kill(key, part, now, reason)
-
-    def _missed(self, key: Key, part: EnginePart, now: float) -> Iterator[Effect]:
-        """Restart an engine whose health has failed for as long as its entry allows."""
-        part.misses += 1
-        part.missing_since = now if part.missing_since is None else part.missing_since
-        allowed = part.assignment.entry.liveness_seconds if part.assignment else None
-        if allowed is None:
-            is_hung = part.misses >= self.policy.liveness_failures
-        else:  # one failure alone may be the agent's own, which slept meanwhile
-            is_hung = part.misses > 1 and now - part.missing_since >= allowed
-        if is_hung:
-            reason = f"its health endpoint failed {part.misses} times in a row"
-            yield from stopping.kill(key, part, now, reason)
 
     def _is_well(self, key: Key, part: EnginePart, now: float) -> Iterator[Effect]:
         """Its health is good: it is ready once a sample shows what it takes, or soon without."""
@@ -346,17 +351,32 @@ class NodeMachine:
         self, fact: s.EngineExited, key: Key, part: EnginePart, now: float
     ) -> Iterator[Effect]:
         self._quarantine[part.port] = now + self.policy.port_quarantine_seconds
-        part.kill_at = part.drain_until = None
-        part.pids = tuple(sorted({*part.pids, *fact.left}))
-        if fact.left or self._measures(part, now):
-            part.gone_at = now
-            yield s.MeasureDevices()
-        if part.phase != "stopping":
+        part.kill_at = part.killed_at = part.drain_until = part.pid = None
+        part.stuck = False
+        yield from self._wait_for_devices(part, fact.left, now)
+        if part.phase in _ALIVE:
             reason = part.fail_reason or how_it_ended(fact)
             yield from self._failed(key, part, now, reason, fact)
-        elif part.gone_at is None:
+        elif part.phase == "stopping" and part.gone_at is None:
             yield from self._stopped(key, part)
-        part.pid = None
+
+    def _wait_for_devices(
+        self, part: EnginePart, left: tuple[int, ...], now: float
+    ) -> Iterator[Effect]:
+        """Hold the devices of an engine that ended until they are seen to be free of it."""
+        part.pids = tuple(sorted({*part.pids, *left}))
+        if left or self._measures(part, now):
+            part.gone_at = now
+            yield s.MeasureDevices()
+
+    def _get_stuck(self, key: Key, part: EnginePart, now: float) -> Iterator[Effect]:
+        """Say that SIGKILL does not end a process; it has its devices until it is gone."""
+        part.stuck = True
+        if part.phase in _ALIVE:
+            pid = part.pid
+            reason = f"{part.fail_reason}; its process {pid} cannot be killed"
+            yield from self._failed(key, part, now, reason)
+            part.pid, part.kill_at = pid, now
 
     # --- time ------------------------------------------------------------------------------
 
@@ -374,6 +394,8 @@ class NodeMachine:
 
     def _attend(self, key: Key, part: EnginePart, now: float) -> Iterator[Effect]:
         """Do what is due for a process: go on with its end, or ask for its health."""
+        if not part.stuck and stopping.is_stuck(self.policy, part, now):
+            yield from self._get_stuck(key, part, now)
         yield from stopping.go_on(self.policy, key, part, now)
         if part.assignment is None or part.phase not in _ALIVE:
             return
@@ -391,28 +413,25 @@ class NodeMachine:
                 yield from stopping.kill(key, part, now, reason)
                 return
         if now >= part.next_probe_at:
-            part.next_probe_at = now + self._pause(part)
-            yield s.ProbeEngine(reporting.start_of(key, part), part.assignment, part.port)
-
-    def _pause(self, part: EnginePart) -> float:
-        """Return how long until an engine is asked again: several times in what it is allowed."""
-        if part.phase != "ready" or part.assignment is None:
-            return self.policy.probe_seconds
-        allowed = part.assignment.entry.liveness_seconds
-        usual = self.policy.liveness_seconds
-        return usual if allowed is None else max(self.policy.probe_seconds, min(usual, allowed / 4))
+            part.next_probe_at = now + liveness.pause_seconds(self.policy, part)
+            look = liveness.is_look_due(self.policy, part, now)
+            yield s.ProbeEngine(reporting.start_of(key, part), part.assignment, part.port, look)
 
     # --- what samples say ------------------------------------------------------------------
 
     def _sampled(self, fact: s.SampleTaken, now: float) -> Iterator[Effect]:
-        self._seen = {reading.uuid: reading for reading in fact.readings.devices}
-        self._seen_at = now - fact.age_seconds
+        self._see(fact, now)
+        condemning.note_errors(self.memory, fact.errors, self._seen, fact.own_pids)
         self._unused.clear()
         for name, part in list(self.memory.parts.items()):
             if self._measures(part, now):
                 yield from self._look(key_of(name), part, fact, now)
         blaming.look_at_leaks(self.memory, self.policy, self._seen)
         yield from self._measured(fact.readings, frozenset(fact.own_pids), fact.troubles, now)
+
+    def _see(self, fact: s.SampleTaken, now: float) -> None:
+        self._seen = {reading.uuid: reading for reading in fact.readings.devices}
+        self._seen_at = now - fact.age_seconds
 
     def _look(
         self, key: Key, part: EnginePart, fact: s.SampleTaken, now: float
@@ -437,17 +456,7 @@ class NodeMachine:
             taken = weighing.taken_bytes(self._seen, part, part.pids)
             yield from self._became_ready(key, part, now, taken)
         if fact.same_ids:
-            self._note_unused(key, part, now)
-
-    def _note_unused(self, key: Key, part: EnginePart, now: float) -> None:
-        """Note devices that an engine serves without: one that was built without them does so."""
-        if part.assignment is None or part.assignment.entry.engine == "command":
-            return
-        ready = part.ready_at is not None and now - part.ready_at >= _UNUSED_SECONDS
-        slack_bytes = self.policy.limits.vacant_bytes
-        if ready and weighing.is_unused(self._seen, part, slack_bytes):
-            said = f"{key.replica} serves, and none of its processes is on the device"
-            self._unused |= dict.fromkeys(weighing.accelerators(part), said)
+            self._unused |= blaming.unused(self.policy, self._seen, key, part, now)
 
     def _given_back(self, key: Key, part: EnginePart) -> Iterator[Effect]:
         """The devices are free of an engine that ended, or it was waited for long enough."""
@@ -468,7 +477,8 @@ class NodeMachine:
         for name, part in list(memory.parts.items()):
             assignment = wanted.get(name)
             if assignment is None or not is_same(part, assignment):
-                yield from self._end(key_of(name), part, "not wanted any more", now)
+                reason = stopping.reason_to_end(part, assignment)
+                yield from self._end(key_of(name), part, reason, now)
             elif part.assignment is None:
                 part.assignment = assignment
                 part.started_at = part.next_probe_at = now
@@ -486,17 +496,20 @@ class NodeMachine:
         yield from self._complete(wanted)
 
     def _may_retry(self, name: str, part: EnginePart, now: float) -> bool:
-        if part.gone_at is not None or grouping.is_spent(part):
+        if part.gone_at is not None or part.pid is not None or grouping.is_spent(part):
             return False
         waiting = part.phase == "stopped" or (part.phase == "failed" and now >= part.retry_at)
-        return waiting and starting.is_free(self.memory, name, part)
+        if not waiting or starting.is_blind(self.memory, self._occupied, part):
+            return False
+        return starting.is_free(self.memory, name, part)
 
     def _complete(self, wanted: dict[str, Assignment]) -> Iterator[Effect]:
         """Answer the open command once all it lists is started and all else is gone."""
         memory = self.memory
         if memory.open_term is None or wanted.keys() != memory.parts.keys():
             return
-        if all(is_same(memory.parts[n], a) for n, a in wanted.items()):
+        parts = memory.parts
+        if all(is_same(parts[n], a) and parts[n].phase != "stopping" for n, a in wanted.items()):
             term, memory.open_term = memory.open_term, None
             yield Publish(e.CommandCompleted(revision=memory.revision, term=term))
 
@@ -504,26 +517,17 @@ class NodeMachine:
         assignment = part.assignment
         if assignment is None:
             return
-        part.phase, part.pid, part.fail_reason, part.kill_at = "starting", None, None, None
-        part.port = part.meeting_port = 0
-        part.started_at, part.ready_at, part.answered_at = now, None, None
-        part.misses, part.missing_since, part.sightings, part.pids = 0, None, 0, ()
-        part.next_probe_at = now
         uuids = set(weighing.accelerators(part)) - self.memory.leaks.keys()
-        part.empty_bytes = weighing.empty_bytes(self._seen, uuids, self.memory.inventory)
-        cannot = starting.cannot_start(self.memory, assignment)
+        empty_bytes = weighing.empty_bytes(self._seen, uuids, self.memory.inventory)
+        starting.begin_anew(part, empty_bytes, now)
+        cannot = part.fail_reason = starting.cannot_start(self.memory, assignment)
         if cannot is not None:
             yield from self._failed(key, part, now, cannot)
             return
         assignment = part.assignment = starting.as_numbered_here(self.memory, assignment)
         port = starting.free_port(self.memory, self.policy, self._quarantine, now)
         if port is None:
-            policy = self.policy
-            reason = (
-                f"every port from {policy.first_port} to {policy.last_port} is held by an engine "
-                "of this node: widen LLMGW_PORT_RANGE"
-            )
-            yield from self._failed(key, part, now, reason)
+            yield from self._failed(key, part, now, starting.no_port(self.policy))
             return
         part.port = port
         if assignment.parts > 1 and key.part == 0:
@@ -541,16 +545,19 @@ class NodeMachine:
         part.stop_reason = reason
         if part.phase not in AT_REST:
             yield from stopping.stop(self.policy, key, part, now)
-        elif part.gone_at is None:
+        elif part.gone_at is None and part.pid is None:
             yield from self._stopped(key, part)
-        else:  # once its devices are free of it
+        else:  # once it is gone, and its devices are free of it
             part.phase = "stopping"
 
     def _stopped(self, key: Key, part: EnginePart) -> Iterator[Effect]:
-        if self._leaving:  # it is still wanted: the next agent starts the next attempt
+        wanted = starting.wanted_instead(self.memory, key, part)
+        if self._leaving or wanted is not None:  # its next start is not to be taken for this one
             part.phase, part.pid, part.kill_at = "stopped", None, None
         else:
             del self.memory.parts[name_of(key)]
+        if wanted is not None and not is_same(part, wanted):
+            part.assignment, part.digest, part.failures = wanted, digest(wanted), 0
         yield reporting.stopped(key, part, self.memory.revision)
 
     def _failed(
@@ -566,10 +573,14 @@ class NodeMachine:
             self._quarantine[part.meeting_port] = now + self.policy.port_quarantine_seconds
         served = now - part.ready_at if part.ready_at is not None else 0.0
         part.failures = 1 if served >= self.policy.backoff_reset_seconds else part.failures + 1
-        pause = 0.0 if at_once else backoff_seconds(self.policy, key, part)
-        part.phase, part.pid, part.ready_at = "failed", None, None
-        part.kill_at, part.retry_at = None, now + pause
         known = explain(part, ended)
+        part.starved = known is not None and known.starved and self._measures(part, now)
+        pause = 0.0 if at_once else backoff_seconds(self.policy, key, part)
+        if part.starved:
+            pause = max(pause, self.policy.freed_seconds)
+        part.phase, part.pid, part.ready_at = "failed", None, None
+        part.kill_at = part.killed_at = None
+        part.retry_at = now + pause
         if served >= self.policy.backoff_reset_seconds:
             blaming.forgive(self.memory, part)
         blaming.blame(self.memory, self.policy, key, part, reason, known, now)

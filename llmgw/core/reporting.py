@@ -5,11 +5,13 @@ Pure; `core.node` decides what happened and calls these to say it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypedDict
 
 from llmgw.core import events as e
 from llmgw.core import stimuli as s
-from llmgw.core.memory import EnginePart
+from llmgw.core.commands import SetAssignments
+from llmgw.core.memory import EnginePart, Memory, is_same, name_of
 from llmgw.core.stimuli import Key, Publish, Start
 from llmgw.engines.base import KnownFailure
 
@@ -42,6 +44,15 @@ def starting(key: Key, part: EnginePart, devices: tuple[int, ...]) -> Publish:
     )
 
 
+def why_gone(part: EnginePart, rebooted: bool) -> str:
+    """Return why a remembered engine does not run any more, as far as the next agent knows."""
+    if rebooted:
+        return "the machine restarted"
+    if part.pid is None:
+        return "the agent ended while it started the engine, which does not run"
+    return "the engine was not running when the agent came up"
+
+
 def adopted(key: Key, part: EnginePart) -> Publish:
     """Say that the engine was found running."""
     return Publish(e.ReplicaAdopted(**_id(key, part), pid=part.pid or 0, port=part.port))
@@ -61,6 +72,17 @@ def ready(
             memory_bytes=memory_bytes,
         )
     )
+
+
+def told_again(memory: Memory, command: SetAssignments, address: str) -> Iterator[Publish]:
+    """Tell a log that was replaced what of its command runs already."""
+    for assignment in command.assignments:
+        key = Key(assignment.replica, assignment.part)
+        part = memory.parts.get(name_of(key))
+        if part is not None and part.pid is not None and is_same(part, assignment):
+            yield adopted(key, part)
+            if part.phase == "ready" and part.ready_at is not None:
+                yield ready(key, part, address, part.ready_at - part.started_at)
 
 
 def failed(

@@ -13,7 +13,7 @@ import msgspec
 
 from llmgw.core.commands import Assignment, SetAssignments
 from llmgw.core.events import Event
-from llmgw.hardware.types import Inventory, Readings
+from llmgw.hardware.types import CardError, Inventory, Readings
 
 
 class Key(NamedTuple):
@@ -47,13 +47,15 @@ class AgentStarted(msgspec.Struct, frozen=True):
     """The agent came up and looked around.
 
     `rebooted`: the machine started again since. `inventory` is absent when discovery failed, and
-    `sample` is what was measured with it.
+    `sample` is what was measured with it. `ended` are remembered engines that are not there any
+    more, with their last words; how they ended nobody knows.
     """
 
     found: tuple[EngineFound, ...]
     rebooted: bool
     inventory: Inventory | None
     sample: SampleTaken | None = None
+    ended: tuple[EngineExited, ...] = ()
 
 
 class LogReplaced(msgspec.Struct, frozen=True):
@@ -95,6 +97,11 @@ class HardwareUnreadable(msgspec.Struct, frozen=True):
 
     reason: str
     troubles: Troubles = ()
+    errors: tuple[CardError, ...] = ()
+
+
+class NvmlReleased(msgspec.Struct, frozen=True):
+    """A person had NVML given up, and it is taken up again: cards may have been reset meanwhile."""
 
 
 class SampleTaken(msgspec.Struct, frozen=True):
@@ -102,7 +109,8 @@ class SampleTaken(msgspec.Struct, frozen=True):
 
     `own_pids` are those of their processes that belong to engines of this agent, each with the
     start that it is of. Without `same_ids` the driver counts processes otherwise than the agent
-    does (in a container), and a number says nothing.
+    does (in a container), and a number says nothing. `errors` are what the driver told of since the
+    sample before.
     """
 
     readings: Readings
@@ -110,6 +118,7 @@ class SampleTaken(msgspec.Struct, frozen=True):
     troubles: Troubles = ()
     age_seconds: float = 0.0
     same_ids: bool = True
+    errors: tuple[CardError, ...] = ()
 
 
 class EngineSpawned(msgspec.Struct, frozen=True):
@@ -130,12 +139,22 @@ class SpawnFailed(msgspec.Struct, frozen=True):
 class EngineAnswered(msgspec.Struct, frozen=True):
     """A health probe came back: an HTTP status, or `None` for refused or timed out.
 
-    `stranger` says who listens on the engine's port, where that is somebody else.
+    `stranger` says who listens on the engine's port, where that is somebody else. `hangs`: somebody
+    waits for the engine, and it took no step since it was looked at before; `None` where it was not
+    looked at, or does not tell.
     """
 
     start: Start
     status: int | None
     stranger: str | None = None
+    hangs: bool | None = None
+
+
+class TokenAnswered(msgspec.Struct, frozen=True):
+    """An engine was asked for one token: an HTTP status, or `None` where no answer came."""
+
+    start: Start
+    status: int | None
 
 
 class EngineCounted(msgspec.Struct, frozen=True):
@@ -181,10 +200,12 @@ Input = (
     | CommandUnreadable
     | InventoryTaken
     | HardwareUnreadable
+    | NvmlReleased
     | SampleTaken
     | EngineSpawned
     | SpawnFailed
     | EngineAnswered
+    | TokenAnswered
     | EngineCounted
     | EngineExited
     | NameTaken
@@ -205,11 +226,21 @@ class SpawnEngine(msgspec.Struct, frozen=True):
 
 
 class ProbeEngine(msgspec.Struct, frozen=True):
-    """Ask the engine's health endpoint, and report the answer."""
+    """Ask the engine's health endpoint, and report the answer; `look` at its work as well."""
 
     start: Start
     assignment: Assignment
     port: int
+    look: bool = False
+
+
+class AskForToken(msgspec.Struct, frozen=True):
+    """Ask an engine for one token, wait at most so long for it, and report the answer."""
+
+    start: Start
+    assignment: Assignment
+    port: int
+    seconds: float
 
 
 class CountRequests(msgspec.Struct, frozen=True):
@@ -242,4 +273,13 @@ class Leave(msgspec.Struct, frozen=True):
     """Nothing is left to do: the agent may end."""
 
 
-Effect = SpawnEngine | ProbeEngine | CountRequests | StopEngine | MeasureDevices | Publish | Leave
+Effect = (
+    SpawnEngine
+    | ProbeEngine
+    | AskForToken
+    | CountRequests
+    | StopEngine
+    | MeasureDevices
+    | Publish
+    | Leave
+)

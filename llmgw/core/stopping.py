@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from llmgw.core import stimuli as s
+from llmgw.core.commands import Assignment
 from llmgw.core.memory import EnginePart, Policy
 from llmgw.core.reporting import start_of
 from llmgw.core.stimuli import Effect, Key
@@ -22,6 +23,7 @@ DRAIN_SHARE = 0.75
 _STOP_SECONDS = 15.0
 """For an engine whose entry is not known."""
 _KILL_AGAIN_SECONDS = 1.0
+_KILL_STUCK_SECONDS = 30.0
 
 
 def stop(policy: Policy, key: Key, part: EnginePart, now: float) -> Iterator[Effect]:
@@ -39,22 +41,32 @@ def stop(policy: Policy, key: Key, part: EnginePart, now: float) -> Iterator[Eff
         yield s.StopEngine(start_of(key, part), part.pid, "TERM")
 
 
+def reason_to_end(part: EnginePart, wanted: Assignment | None) -> str:
+    """Return why a part ends that runs something else than what is wanted in its place."""
+    if wanted is None:
+        return "not wanted any more"
+    if wanted.generation == part.generation:
+        return "something else is wanted in its place"
+    regrouped = part.assignment is not None and wanted.failures > part.assignment.failures
+    return "its group starts again" if regrouped else "a restart was asked for"
+
+
 def kill(key: Key, part: EnginePart, now: float, reason: str) -> Iterator[Effect]:
     """End a broken engine; its exit will be reported as a failure with this reason."""
     if part.pid is not None and part.fail_reason is None:
         part.fail_reason, part.answered_at = reason, None
-        part.kill_at = now + _KILL_AGAIN_SECONDS
-        yield s.StopEngine(start_of(key, part), part.pid, "KILL")
+        yield from _kill(key, part, part.pid, now)
 
 
 def go_on(policy: Policy, key: Key, part: EnginePart, now: float) -> Iterator[Effect]:
-    """Go on with an end that is under way, as far as time demands."""
+    """Go on with an end that is under way, as far as time demands, or begin one that must be."""
     if part.pid is None:
         return
+    if part.doomed and part.phase in ("starting", "ready"):
+        yield from kill(key, part, now, part.doomed)
     if part.kill_at is not None and now >= part.kill_at:
-        part.kill_at = now + _KILL_AGAIN_SECONDS
         part.drain_until = None
-        yield s.StopEngine(start_of(key, part), part.pid, "KILL")
+        yield from _kill(key, part, part.pid, now)
     elif part.drain_until is not None and now >= part.drain_until:
         yield from _tell(key, part)
     elif part.drain_until is not None and now >= part.next_probe_at:
@@ -68,6 +80,17 @@ def counted(policy: Policy, key: Key, part: EnginePart, requests: int | None) ->
     part.idle = 0 if requests else part.idle + 1
     if requests is None or part.idle >= policy.idle_counts:
         yield from _tell(key, part)
+
+
+def is_stuck(policy: Policy, part: EnginePart, now: float) -> bool:
+    """Return whether a process that was killed is still there after so long."""
+    return part.killed_at is not None and now - part.killed_at >= policy.unkillable_seconds
+
+
+def _kill(key: Key, part: EnginePart, pid: int, now: float) -> Iterator[Effect]:
+    part.killed_at = now if part.killed_at is None else part.killed_at
+    part.kill_at = now + (_KILL_STUCK_SECONDS if part.stuck else _KILL_AGAIN_SECONDS)
+    yield s.StopEngine(start_of(key, part), pid, "KILL")
 
 
 def _ask(policy: Policy, key: Key, part: EnginePart, now: float) -> Iterator[Effect]:

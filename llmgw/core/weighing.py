@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from llmgw.core.events import Condition
 from llmgw.core.memory import EnginePart, Leak
 from llmgw.hardware.types import DeviceReading, Inventory, device_label
 
@@ -122,6 +123,13 @@ def still_held(reading: DeviceReading | None, leak: Leak, slack_bytes: int) -> s
         if more > slack_bytes:
             return f"{leak.part} has ended, but {more // MIB} MiB were not given back"
     return None
+
+
+def occupied(held: Iterable[Condition], inventory: Inventory | None) -> frozenset[str]:
+    """Return the UUIDs of the devices that are `occupied`, of all conditions that hold."""
+    numbers = {condition.device for condition in held if condition.name == "occupied"}
+    devices = inventory.devices if inventory is not None else ()
+    return frozenset(device.uuid for device in devices if device.id in numbers)
 
 
 def _sharing(uuid: str, inventory: Inventory | None) -> set[str]:

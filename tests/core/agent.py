@@ -70,9 +70,9 @@ class Agent:
         stored = msgspec.json.encode(self.memory)
         agent = Agent(msgspec.json.decode(stored, type=Memory), self.policy)
         agent._commands = self._commands
-        has = fields.get("has", HERE)
-        assert isinstance(has, Inventory)
-        return agent.up(*found, rebooted=rebooted, has=has)
+        has = fields.pop("has", HERE)
+        fact = s.AgentStarted(found, rebooted, has, **fields)  # type: ignore[arg-type]
+        return agent.given(fact)
 
     def serving(self, *replicas: str) -> Agent:
         """Return the agent with these replicas ready, each on a card of its own."""

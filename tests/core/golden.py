@@ -13,7 +13,7 @@ from llmgw import wire
 from llmgw.catalog.entries import Catalog, Entry
 from llmgw.core import events as e
 from llmgw.core.commands import Assignment, SetAssignments
-from llmgw.core.telemetry import NodeSample
+from llmgw.core.telemetry import ControllerHeartbeat, NodeHeartbeat, NodeSample
 from llmgw.engines.base import Grant
 from llmgw.hardware.types import (
     Card,
@@ -170,6 +170,9 @@ SAMPLE = NodeSample(
     ),
 )
 
+HEARTBEAT = NodeHeartbeat(node="gpu-1", session="s1", number=3)
+LEADER = ControllerHeartbeat(holder="ctl-1-4242-0a1b2c3d", term=3, lease_sequence=812, number=9)
+
 
 def messages() -> dict[str, wire.Outgoing]:
     """Return a message of every type, by wire type."""
@@ -181,4 +184,6 @@ def messages() -> dict[str, wire.Outgoing]:
     }
     found[COMMAND.wire] = wire.encode_command("main", COMMAND, time=TIME)
     found[SAMPLE.wire] = wire.encode_sample("main", SAMPLE, time=TIME)
+    found[HEARTBEAT.wire] = wire.encode_heartbeat("main", HEARTBEAT, time=TIME)
+    found[LEADER.wire] = wire.encode_leader_heartbeat("main", LEADER, time=TIME)
     return found

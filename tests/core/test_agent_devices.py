@@ -203,6 +203,12 @@ def test_an_engine_on_a_device_that_it_was_not_given_is_ended_and_says_where() -
     assert failed.advice is not None
 
 
+def test_an_engine_that_is_on_another_device_alone_is_ended_while_it_still_loads() -> None:
+    """As one that counts devices in another order does."""
+    elsewhere = sample({0: (1, ()), 1: (21, [(77, 20)])}, OWN)
+    loading().given(elsewhere).when(elsewhere).then("KILL r1/0 attempt 1")
+
+
 def test_a_look_at_another_device_is_no_use_of_it() -> None:
     agent = loading().given(answered(200))
     readings = sample({0: (21, [(77, 20)]), 1: (2, [(77, 0)])}, OWN)
@@ -214,6 +220,20 @@ def test_the_processes_of_others_are_where_they_like() -> None:
     others = sample({0: (21, [(77, 20)]), 1: (2, [(9, 1)])}, OWN)
     agent.given(others).when(others, others)
     assert not any(isinstance(x, s.StopEngine) for x in agent.effects)
+
+
+def test_a_stranger_on_a_device_is_counted_and_never_ended() -> None:
+    agent = loading().given(answered(200))
+    beside = sample({0: (40, [(77, 20), (9, 19)]), 1: (20, [(10, 19)])}, OWN)
+    told: dict[int | None, str] = {}
+    for _ in range(20):
+        agent.when(beside, TICK, after=5)
+        assert not any(isinstance(x, s.StopEngine) for x in agent.effects)
+        told = conditions(agent) or told
+    assert told.keys() == {0, 1}
+    assert "pid 9" in told[0]
+    assert "pid 10" in told[1]
+    assert phase(agent) == "ready"
 
 
 def test_process_ids_of_another_name_space_say_nothing() -> None:
@@ -278,8 +298,8 @@ def test_a_device_that_is_not_measured_any_more_is_not_accused() -> None:
     """A person had NVML released, or the driver hangs: what was seen last is old."""
     agent = stopping().when(TICK, after=15)
     assert "r1/0" not in agent.memory.parts
-    agent.when(s.HardwareUnreadable("released"))
-    assert conditions(agent) == {}
+    agent.when(s.HardwareUnreadable("no answer"))
+    assert conditions(agent) == {0: "unreadable: no answer", 1: "unreadable: no answer"}
 
 
 def test_old_samples_make_nobody_wait_for_new_ones() -> None:
@@ -320,6 +340,69 @@ def test_the_next_agent_goes_on_waiting_for_the_device() -> None:
     assert phase(agent) == "stopping"
     agent.when(sample({0: (1, ())}), after=0.1)
     assert "r1/0" not in agent.memory.parts
+
+
+# --- engines that ran out of memory ---------------------------------------------------------------
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory."
+
+
+def starved(before: s.SampleTaken = EMPTY) -> Agent:
+    """An agent whose engine has just ended for want of the device's memory."""
+    return loading(before).when(exited(output=OOM))
+
+
+def spawns(agent: Agent) -> bool:
+    return any(isinstance(effect, s.SpawnEngine) for effect in agent.effects)
+
+
+def test_an_engine_that_ran_out_of_memory_waits_longer_than_any_other_for_its_next_start() -> None:
+    (failed,) = published(starved())
+    assert isinstance(failed, e.ReplicaFailed)
+    assert failed.meaning == "the device has not enough free memory for the model"
+    assert failed.retry_seconds == Policy().freed_seconds
+
+
+def test_it_starts_again_on_a_device_that_is_seen_to_be_empty() -> None:
+    agent = starved().given(EMPTY)
+    assert not spawns(agent.when(TICK, EMPTY, after=14))
+    assert spawns(agent.when(TICK, after=2))
+
+
+def test_it_does_not_start_again_beside_a_stranger_that_holds_the_memory() -> None:
+    beside = sample({0: (30, [(9, 29)])})
+    agent = starved().given(beside)
+    agent.when(beside, after=6)
+    assert "pid 9" in conditions(agent)[0]
+    for _ in range(10):
+        assert not spawns(agent.when(TICK, beside, TICK, after=60))
+    assert not spawns(agent.when(EMPTY, after=1))
+    assert spawns(agent.when(EMPTY, after=6)), "the stranger has been gone for a while"
+
+
+def test_it_does_not_start_again_on_what_it_did_not_give_back() -> None:
+    kept = sample({0: (21, ())})
+    agent = starved().given(kept)
+    agent.given(TICK).when(TICK, kept, after=15.1)
+    assert conditions(agent) == {0: "occupied: r1/0 has ended, but 20480 MiB were not given back"}
+    for _ in range(10):
+        assert not spawns(agent.when(TICK, kept, after=60))
+    assert spawns(agent.when(EMPTY, TICK, after=1))
+
+
+def test_after_another_failure_a_device_that_is_occupied_is_tried_again() -> None:
+    beside = sample({0: (30, [(9, 29)])})
+    agent = loading(beside).given(beside, exited(output="segfault"))
+    agent.given(beside)
+    assert spawns(agent.when(TICK, after=2))
+
+
+def test_the_next_agent_does_not_try_it_blindly_either() -> None:
+    beside = sample({0: (30, [(9, 29)])})
+    agent = starved(beside).given(beside).when(beside, after=6)
+    later = agent.restarted(sample=beside)
+    assert not spawns(later)
+    assert not spawns(later.when(TICK, beside, TICK, after=60))
 
 
 # --- devices on which nothing works -----------------------------------------------------------

@@ -6,7 +6,9 @@ import pytest
 
 from llmgw.core import events as e
 from llmgw.core import stimuli as s
-from llmgw.core.memory import Policy
+from llmgw.core.commands import Assignment
+from llmgw.core.endings import backoff_seconds
+from llmgw.core.memory import EnginePart, Policy
 from llmgw.testing.builders import card, inventory, processor
 from tests.core.agent import TICK, Agent, answered, assignment, exited, published, start, uncounted
 
@@ -72,6 +74,13 @@ def test_the_pause_is_the_same_in_every_replay_and_differs_between_replicas() ->
     assert pause("r1") != pause("r2")
 
 
+def test_no_number_of_failures_makes_a_pause_too_long_to_be_counted() -> None:
+    part = EnginePart(assignment(), 1)
+    for failures in (30, 1100, 10**9):
+        part.failures = failures
+        assert 300 <= backoff_seconds(Policy(), s.Key("r1", 0), part) <= 330
+
+
 def test_long_service_forgives_earlier_failures() -> None:
     agent = Agent().up().told(assignment())
     agent.given(exited()).when(TICK, after=2).given(s.EngineSpawned(start(attempt=2), 77))
@@ -113,6 +122,10 @@ def test_a_port_rests_after_its_engine_ended() -> None:
     agent = Agent().up().told(assignment()).given(exited())
     agent.when(TICK, after=2)
     assert agent.memory.parts["r1/0"].port == 18101
+
+
+def test_the_ports_of_engines_are_none_that_the_kernel_gives_away_by_itself() -> None:
+    assert Policy().last_port < 32_768
 
 
 def test_with_all_ports_resting_a_port_is_chosen_that_no_engine_uses() -> None:
@@ -277,3 +290,71 @@ def test_an_engine_of_a_newer_version_is_refused_with_advice() -> None:
     agent = Agent().up()
     agent.when(agent.command(assignment(engine="tomorrow")))
     assert "upgrade llmgw on this node" in str(published(agent)[0])
+
+
+def test_an_engine_that_ends_with_success_has_failed_all_the_same_and_is_started_again() -> None:
+    agent = Agent().serving("r1")
+    agent.when(s.EngineExited(start(), 0, None, "bye")).then(
+        "publish replica.failed r1/0 attempt 1 retry in 1.07 s: the engine exited with code 0"
+    )
+    agent.when(TICK, after=2)
+    assert agent.effects[1] == s.SpawnEngine(start(attempt=2), assignment(), 18101)
+
+
+def test_an_engine_that_was_killed_by_nobody_here_may_have_taken_the_machine_s_memory() -> None:
+    agent = Agent().serving("r1").when(s.EngineExited(start(), None, 9, ""))
+    (failed,) = published(agent)
+    assert isinstance(failed, e.ReplicaFailed)
+    assert failed.signal == 9
+    assert "by the kernel when memory ran out" in failed.reason
+
+
+def test_a_model_that_loads_for_long_is_starting_all_the_time_and_not_failed() -> None:
+    agent = Agent().up().told(assignment(start_seconds=1800.0)).given(s.EngineSpawned(start(), 77))
+    for minute in range(20):
+        agent.when(TICK, answered(503 if minute % 2 else None), after=60)
+        assert published(agent) == []
+    agent.when(answered(200)).then("publish replica.ready r1/0 attempt 1")
+
+
+def test_an_engine_that_ends_while_it_loads_has_failed_at_once() -> None:
+    agent = Agent().up().told(assignment(start_seconds=1800.0)).given(s.EngineSpawned(start(), 77))
+    agent.when(exited(), after=1).then(
+        "publish replica.failed r1/0 attempt 1 retry in 1.07 s: the engine exited with code 1"
+    )
+
+
+def test_what_is_wanted_again_while_it_stops_starts_once_it_is_gone() -> None:
+    agent = Agent().serving("r1").given(Agent().command(revision=2, sequence=20), uncounted())
+    agent.when(agent.command(assignment(), revision=3, sequence=30)).then(
+        "publish command.superseded revision 2 by 3"
+    )
+    agent.when(exited()).then(
+        "publish replica.stopped r1/0 attempt 1: not wanted any more",
+        "publish replica.starting r1/0 attempt 2 on port 18101",
+        "spawn r1/0 attempt 2 on port 18101",
+        "publish command.done revision 3",
+    )
+
+
+def test_what_a_start_says_that_was_stopped_is_not_taken_for_the_next_one() -> None:
+    agent = Agent().serving("r1").given(Agent().command(revision=2, sequence=20), uncounted())
+    agent.given(agent.command(assignment(), revision=3, sequence=30), exited())
+    agent.when(answered(200), answered(404), exited()).then()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        pytest.param(assignment(generation=2), "a restart was asked for", id="asked"),
+        pytest.param(assignment(gib=11), "something else is wanted in its place", id="other"),
+    ],
+)
+def test_an_engine_that_makes_room_for_another_of_its_name_says_for_which(
+    wanted: Assignment, reason: str
+) -> None:
+    agent = Agent().serving("r1")
+    agent.given(agent.command(wanted), uncounted()).when(exited())
+    (stopped, *_) = published(agent)
+    assert isinstance(stopped, e.ReplicaStopped)
+    assert stopped.reason == reason

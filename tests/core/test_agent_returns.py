@@ -98,7 +98,7 @@ def test_an_unknown_engine_that_runs_something_else_is_replaced() -> None:
     agent = Agent().up(found(assignment(gib=11)))
     agent.when(agent.command(assignment())).then("TERM r1/0 attempt 1")
     agent.when(exited())
-    assert s.SpawnEngine(start(), assignment(), 18101) in agent.effects
+    assert s.SpawnEngine(start(attempt=2), assignment(), 18101) in agent.effects
 
 
 def test_nothing_is_started_beside_an_engine_of_which_nobody_knows_what_it_holds() -> None:
@@ -152,8 +152,10 @@ def test_the_first_sample_says_what_holds_since_an_earlier_agent_may_have_said_o
 def test_hardware_that_cannot_be_read_is_said_once_and_so_is_its_return() -> None:
     agent = Agent().up()
     broken = s.HardwareUnreadable("no driver")
-    (said,) = published(agent.when(broken))
+    said, conditions = published(agent.when(broken))
     assert said == e.NodeHardwareUnreadable(reason="no driver")
+    assert isinstance(conditions, e.NodeConditionsChanged)
+    assert {c.name for c in conditions.conditions} == {"unreadable"}
     agent.when(broken).then()
     (back,) = published(agent.when(s.InventoryTaken(HERE)))
     assert back == e.NodeInventoryTaken(inventory=HERE)
@@ -169,3 +171,60 @@ def _sample(celsius: float) -> s.SampleTaken:
 def test_an_event_of_the_adopted_engine_names_its_start() -> None:
     (_, _, adopted) = published(Agent().up(found(attempt=3, pid=71, port=18103)))
     assert adopted == e.ReplicaAdopted(replica="r1", generation=1, attempt=3, pid=71, port=18103)
+
+
+def test_the_last_words_of_an_engine_that_ended_meanwhile_are_told_and_explained() -> None:
+    words = "error: failed to load model"
+    ended = s.EngineExited(start(), None, None, words)
+    agent = Agent().serving("r1").restarted(ended=(ended,))
+    failed = published(agent)[-1]
+    assert isinstance(failed, e.ReplicaFailed)
+    assert (failed.exit_code, failed.signal, failed.output) == (None, None, words)
+    assert failed.meaning == "the model could not be loaded"
+
+
+def test_an_engine_that_ended_meanwhile_is_reported_by_one_agent_alone() -> None:
+    agent = Agent().serving("r1").restarted()
+    assert [event.wire for event in published(agent)][2:] == ["replica.failed"]
+    agent.restarted().then(
+        *UP,
+        "publish replica.starting r1/0 attempt 2 on port 18100",
+        "spawn r1/0 attempt 2 on port 18100",
+    )
+
+
+def test_what_ended_meanwhile_starts_again_once_its_device_is_free_of_it() -> None:
+    before, after = _used(20), _used(0)
+    agent = Agent().up().given(after).told(assignment())
+    agent.given(s.EngineSpawned(start(), 70), answered(200), before)
+    later = agent.restarted(sample=before)
+    later.when(before, TICK, after=10)
+    assert not any(isinstance(effect, s.SpawnEngine) for effect in later.effects)
+    later.when(after)
+    assert any(isinstance(effect, s.SpawnEngine) for effect in later.effects)
+
+
+def test_a_start_that_an_agent_wrote_down_and_did_not_make_is_a_failure_and_not_a_second_one() -> (
+    None
+):
+    agent = Agent().up().told(assignment()).restarted()
+    agent.then(
+        *UP,
+        "publish replica.failed r1/0 attempt 1 retry in 1.07 s: the agent ended while it started "
+        "the engine, which does not run",
+    )
+    agent.when(TICK, after=2).then(
+        "publish replica.starting r1/0 attempt 2 on port 18100",
+        "spawn r1/0 attempt 2 on port 18100",
+    )
+
+
+def test_after_a_reboot_what_ran_is_said_to_have_ended_with_the_machine() -> None:
+    Agent().serving("r1").restarted(rebooted=True).then(
+        *UP, "publish replica.failed r1/0 attempt 1 retry in 1.07 s: the machine restarted"
+    )
+
+
+def _used(gib: int) -> s.SampleTaken:
+    device = DeviceReading(id=0, uuid="GPU-0", memory_used_bytes=gib << 30, processes=())
+    return s.SampleTaken(Readings(devices=(device,)), {})

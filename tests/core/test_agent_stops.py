@@ -8,7 +8,17 @@ from llmgw.core import stimuli as s
 from llmgw.core.commands import Assignment
 from llmgw.core.stopping import DRAIN_SHARE
 from llmgw.engines.registry import ENGINES
-from tests.core.agent import TICK, Agent, answered, assignment, exited, start
+from tests.core.agent import (
+    TICK,
+    Agent,
+    answered,
+    assignment,
+    exited,
+    found,
+    published,
+    start,
+)
+from tests.core.test_agent_devices import EMPTY, conditions
 
 
 def counted(requests: int | None) -> s.EngineCounted:
@@ -63,8 +73,8 @@ def test_an_engine_that_ends_while_it_is_asked_has_stopped() -> None:
 
 def test_the_next_agent_begins_a_stop_that_was_under_way_with_the_kill() -> None:
     agent = draining()
-    found = s.EngineFound(start(), 77, 18100, agent.memory.parts["r1/0"].digest)
-    agent.restarted(found).when(TICK).then("KILL r1/0 attempt 1")
+    engine = s.EngineFound(start(), 77, 18100, agent.memory.parts["r1/0"].digest)
+    agent.restarted(engine).when(TICK).then("KILL r1/0 attempt 1")
 
 
 METRICS = """\
@@ -88,3 +98,69 @@ def test_requests_are_counted_in_the_metrics_of_each_engine(engine: str, request
     assert counts is not None
     assert counts.count(METRICS) == requests
     assert counts.count("401 Unauthorized") is None
+
+
+def stuck(agent: Agent, seconds: float = 31) -> Agent:
+    """Kill in vain for so long."""
+    for _ in range(int(seconds)):
+        agent.given(TICK).when(TICK, after=1)
+    return agent
+
+
+def test_a_hung_engine_that_cannot_be_killed_has_failed_and_keeps_its_device_and_port() -> None:
+    agent = Agent().serving("r1").when(*[answered(None)] * 6).then("KILL r1/0 attempt 1")
+    assert published(agent.when(TICK, after=29)) == []
+    agent.when(TICK, after=2).then(
+        "publish replica.failed r1/0 attempt 1 retry in 1.07 s: its health endpoint failed 6 times "
+        "in a row; its process 70 cannot be killed",
+        "KILL r1/0 attempt 1",
+    )
+    agent.when(EMPTY)
+    assert conditions(agent) == {0: "occupied: r1/0 does not end: its process 70 cannot be killed"}
+    agent.when(TICK, after=3600).then("KILL r1/0 attempt 1")
+    agent.when(agent.command(assignment("r2", device=1), assignment())).then(
+        "publish replica.starting r2/0 attempt 1 on port 18101",
+        "spawn r2/0 attempt 1 on port 18101",
+        "publish command.done revision 2",
+    )
+    agent.when(exited(), EMPTY).then(
+        "publish replica.starting r1/0 attempt 2 on port 18102",
+        "spawn r1/0 attempt 2 on port 18102",
+        "publish node.conditions none",
+    )
+
+
+def test_nothing_else_starts_where_an_engine_that_shall_stop_cannot_be_killed() -> None:
+    agent = draining().given(counted(None))
+    agent = stuck(agent.given(agent.command(assignment("r2"))), 60)
+    assert published(agent) == []
+    agent.when(EMPTY)
+    assert "cannot be killed" in conditions(agent)[0]
+    agent.when(exited()).then("measure")
+    agent.when(EMPTY).then(
+        "publish replica.stopped r1/0 attempt 1: not wanted any more",
+        "publish node.conditions none",
+        "publish replica.starting r2/0 attempt 1 on port 18101",
+        "spawn r2/0 attempt 1 on port 18101",
+        "publish command.done revision 3",
+    )
+
+
+def test_a_failed_engine_that_cannot_be_killed_is_not_said_to_have_stopped() -> None:
+    agent = stuck(Agent().serving("r1").given(*[answered(None)] * 6))
+    agent.when(agent.command(), TICK)
+    assert published(agent) == []
+    agent.when(exited()).then(
+        "publish replica.stopped r1/0 attempt 1: not wanted any more",
+        "publish command.done revision 2",
+    )
+
+
+def test_the_next_agent_holds_the_device_of_what_cannot_be_killed() -> None:
+    agent = stuck(Agent().serving("r1").given(*[answered(None)] * 6))
+    later = agent.restarted(found())
+    later.when(TICK, EMPTY, after=3600).then(
+        "KILL r1/0 attempt 1",
+        "publish node.conditions 0 occupied",
+    )
+    assert agent.restarted().when(TICK, after=1).memory.parts["r1/0"].attempt == 2

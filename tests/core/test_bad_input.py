@@ -27,7 +27,7 @@ from llmgw.views.explain import Explanations
 from tests.core import golden
 from tests.views.history import CLUSTER, NOON_NS, SECOND_NS, History, serving, started
 
-ODD = ("unreadable", "unknown", "void", "duplicates", "unexpected")
+ODD = ("unreadable", "unknown", "void", "duplicates", "unexpected", "gaps")
 
 
 class Stored(NamedTuple):
@@ -178,9 +178,11 @@ OTHERWISE: dict[str, tuple[Bad, dict[str, int], list[str]]] = {
         ["duplicate"],
     ),
     "numbers that were left out": (
-        lambda h: h.store(message_of(e.NodeStopped(engines="stopped"), number=900)),
-        {},
-        [],
+        lambda h: h.store(
+            message_of(e.NodeStopped(engines="stopped"), session=h.records[1].session, number=900)
+        ),
+        {"gaps": 1},
+        ["gap"],
     ),
     "ready twice, in two reports": (lambda h: h.write(READY, "n1"), {"unexpected": 1}, []),
     "a report of an older generation": (
@@ -318,7 +320,8 @@ def examples() -> dict[str, wire.Outgoing]:
             payload = payload.replace(old, new)
         subject = message.subject.replace(".main.", ".test.").replace("gpu-1", "n1")
         found[name] = wire.Outgoing(subject, payload, name)
-    del found["node.sample"]  # it is in no log
+    for name in ("node.sample", "node.heartbeat", "controller.heartbeat"):  # they are in no log
+        del found[name]
     return found
 
 

@@ -158,8 +158,6 @@ class TestWear:
         ("wear", "said"),
         [
             (Wear(remap_failed=True), "a row of its memory could not be remapped"),
-            (Wear(remap_pending=True), "a row of its memory waits for a reset to be remapped"),
-            (Wear(retired_pending=True), "a page of its memory waits for a reset to be retired"),
             (Wear(ecc_volatile_uncorrected=11), "11 errors that ECC could not correct, limit 10"),
             (Wear(remapped_rows=257), "257 remapped rows, limit 256"),
             (Wear(retired_pages=61), "61 retired pages, limit 60"),
@@ -167,6 +165,19 @@ class TestWear:
     )
     def test_memory_that_failed_too_often_is_worn_at_once(self, wear: Wear, said: str) -> None:
         assert Watch().see(of_card(wear=wear), at=0) == {"0 worn": said}
+
+    @pytest.mark.parametrize(
+        ("wear", "said"),
+        [
+            (Wear(remap_pending=True), "a row of its memory waits for a reset to be remapped"),
+            (Wear(retired_pending=True), "a page of its memory waits for a reset to be retired"),
+        ],
+    )
+    def test_what_waits_to_be_replaced_is_told_and_keeps_nobody_out(
+        self, wear: Wear, said: str
+    ) -> None:
+        assert Watch().see(of_card(wear=wear), at=0) == {"0 remap-pending": said}
+        assert "remap-pending" in AVOIDED
 
     @pytest.mark.parametrize(
         "wear",
@@ -187,13 +198,13 @@ class TestWear:
 
     def test_it_is_over_when_the_card_says_so_and_not_when_it_ceases_to_tell(self) -> None:
         watch = Watch()
-        watch.see(of_card(wear=Wear(remap_pending=True)), at=0)
+        watch.see(of_card(wear=Wear(remap_failed=True)), at=0)
         for at in (10, 10_000):
             untold = Wear(
                 ecc_volatile_uncorrected=0
             )  # carved by MIG: the driver does not count rows then
             assert watch.see(of_card(wear=untold), at=at).keys() == {"0 worn"}
-        assert watch.see(of_card(wear=Wear(remap_pending=False)), at=10_010) == {}
+        assert watch.see(of_card(wear=Wear(remap_failed=False)), at=10_010) == {}
 
 
 class TestXid:
@@ -207,6 +218,22 @@ class TestXid:
     def test_an_error_that_is_not_in_the_table_makes_suspect(self) -> None:
         held = Watch().see(of_card(xids=(999,)), at=0)
         assert held == {"0 suspect": f"Xid 999: {UNLISTED.meaning}"}
+
+    @pytest.mark.parametrize("number", [13, 31, 43, 45, 68])
+    def test_what_a_program_did_wrong_says_nothing_of_the_card(self, number: int) -> None:
+        assert Watch().see(of_card(xids=(number,)), at=0) == {}
+
+    @pytest.mark.parametrize("number", [109, 119, 120])
+    def test_what_lists_disagree_on_is_taken_for_one_that_needs_a_reset(self, number: int) -> None:
+        assert Watch().see(of_card(xids=(number,)), at=0).keys() == {"0 xid"}
+
+    def test_it_is_told_whether_memory_that_failed_goes_out_of_use(self) -> None:
+        assert Watch().see(of_card(xids=(63,)), at=0) == {}
+        for other, said in ((63, "was noted to be replaced"), (64, "could not be noted")):
+            held = Watch().see(of_card(xids=(48, other)), at=0)
+            assert held.keys() == {"0 xid"}
+            assert "Xid 48" in held["0 xid"]
+            assert said in held["0 xid"]
 
     def test_it_holds_while_the_driver_lists_it_and_ends_with_the_list(self) -> None:
         watch = Watch()
@@ -267,6 +294,25 @@ class TestLoss:
         assert watch.held.keys() == {"1 lost"}
         watch.inventory = ONE
         assert watch.see(of_card(), at=32) == {}
+
+
+class TestStaleness:
+    OLD = Readings(cards=(reads(age_seconds=40.0),))
+    NEARLY = Readings(cards=(reads(age_seconds=29.0),))
+
+    def test_values_that_stand_still_are_told_of_and_not_taken_for_a_lost_card(self) -> None:
+        watch = Watch()
+        assert watch.see(self.NEARLY, at=0) == {}
+        for at in (11, 600):
+            assert watch.see(self.OLD, at=at) == {"0 stale": "the same for 40 s"}
+        assert watch.see(of_card(), at=601) == {}
+
+    def test_what_held_before_is_neither_believed_for_ever_nor_over(self) -> None:
+        watch = Watch()
+        for at in (0, 30):
+            watch.see(of_card(temperature_celsius=90), at=at)
+        assert watch.see(self.OLD, at=60).keys() == {"0 hot", "0 stale"}
+        assert watch.see(self.OLD, at=330).keys() == {"0 stale", "0 unmeasured"}
 
 
 class TestOccupation:
@@ -441,11 +487,15 @@ class TestAgent:
         agent = Agent().up().given(s.HardwareUnreadable("no answer"))
         hung = s.HardwareUnreadable("no answer", TestTroubles.HUNG)
         (told,) = published(agent.when(hung))
-        assert told == e.NodeConditionsChanged(
-            conditions=(Condition(name="tool-hung", detail=TestTroubles.HUNG[0][1]),)
-        )
+        assert isinstance(told, e.NodeConditionsChanged)
+        assert told.conditions[0] == Condition(name="tool-hung", detail=TestTroubles.HUNG[0][1])
+        assert [(c.device, c.name) for c in told.conditions[1:]] == [
+            (0, "unreadable"),
+            (1, "unreadable"),
+        ]
         agent.when(hung, after=10).then()
-        agent.when(s.HardwareUnreadable("no answer"), after=31).then("publish node.conditions none")
+        agent.when(s.HardwareUnreadable("no answer"), after=31)
+        agent.then("publish node.conditions 0 unreadable, 1 unreadable")
 
 
 class TestMeanings:

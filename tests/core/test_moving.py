@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from llmgw.catalog.entries import Entry
 from llmgw.core import events as e
+from llmgw.core.meanings import EVACUATED, MEANINGS
 from llmgw.core.rollout import paused
-from llmgw.hardware.types import Card, Device
+from llmgw.hardware.types import Card, Device, Excluded
 from llmgw.testing.builders import (
     From,
     Story,
@@ -140,7 +142,7 @@ def against(device: int, name: str) -> e.NodeConditionsChanged:
     )
 
 
-@pytest.mark.parametrize("name", ["failing", "lost", "xid", "occupied"])
+@pytest.mark.parametrize("name", ["failing", "hot", "occupied", "unreadable", "driver-mismatch"])
 def test_a_replica_that_fails_on_a_bad_device_is_tried_elsewhere(name: str) -> None:
     story = serving(entry("m"), nodes=[joined("n1", card(0), card(1))])
     failed(story, "r1", 3).when(against(0, name)).then(
@@ -154,9 +156,53 @@ def test_a_condition_that_says_nothing_of_the_failure_moves_nobody(name: str) ->
     failed(story, "r1", 3).when(against(0, name)).then()
 
 
-def test_a_replica_that_serves_stays_on_a_bad_device() -> None:
+KEEPS = sorted((MEANINGS.keys() | {"of-tomorrow"}) - EVACUATED)
+
+
+@pytest.mark.parametrize("name", KEEPS)
+def test_a_replica_that_serves_stays_on_a_bad_device(name: str) -> None:
     story = ready(serving(entry("m"), nodes=[joined("n1", card(0), card(1))]), "r1")
-    story.when(against(0, "xid")).then()
+    story.when(against(0, name)).then()
+
+
+@pytest.mark.parametrize("name", sorted(EVACUATED))
+def test_what_serves_on_a_card_that_must_be_reset_serves_until_another_does(name: str) -> None:
+    story = ready(serving(entry("m"), nodes=[joined("n1", card(0), card(1))]), "r1")
+    story.when(against(0, name)).then("assign r2 of m to n1 1").decided()
+    assert serving_replicas(story) == ["r1"]
+    ready(story, "r2").then(f"retire r1: n1 0 is {name}")
+
+
+def test_it_is_the_same_when_the_inventory_says_that_a_card_must_be_reset() -> None:
+    story = ready(serving(entry("m"), nodes=[joined("n1", card(0), card(1))]), "r1")
+    out = Excluded(card=0, reason="needs-reset", detail="the driver asks for it")
+    has = msgspec.structs.replace(inventory("n1", card(0), card(1)), excluded=(out,))
+    story.when(From("n1", e.NodeInventoryTaken(inventory=has))).then("assign r2 of m to n1 1")
+    story.decided()
+    ready(story, "r2").then("retire r1: n1 0 is needs-reset")
+
+
+def test_what_does_not_serve_there_goes_at_once_and_waits_for_a_device_to_be_sound() -> None:
+    story = failed(serving(entry("m"), nodes=[joined("n1", card(0))]), "r1")
+    story.when(against(0, "lost")).then("m lacks 1: 1 lost", "retire r1: n1 0 is lost")
+    story.decided()
+    stopped(story, "r1").given(From("n1", e.NodeConditionsChanged(conditions=())))
+    story.then("assign r2 of m to n1 0", "m lacks 0: nothing")
+
+
+def test_without_another_device_it_serves_on_where_it_is() -> None:
+    story = ready(serving(entry("m"), nodes=[joined("n1", card(0))]), "r1")
+    story.when(against(0, "xid")).then("m lacks 1: 1 xid").decided()
+    assert serving_replicas(story) == ["r1"]
+    story.when(From("n1", e.NodeConditionsChanged(conditions=()))).then("m lacks 0: nothing")
+
+
+def test_of_two_replicas_on_a_node_only_that_on_the_bad_card_moves() -> None:
+    cards = [card(0), card(1), card(2)]
+    story = ready(serving(entry("m", replicas=2), nodes=[joined("n1", *cards)]), "r1", "r2")
+    story.when(against(0, "lost")).decided()
+    ready(story, "r3").decided()
+    assert serving_replicas(story) == ["r2", "r3"]
 
 
 def test_a_replica_that_fails_everywhere_stays_where_it_is() -> None:

@@ -8,20 +8,34 @@ import pytest
 
 from llmgw.core import events as e
 from llmgw.core.cluster import FLAPPING_SECONDS, KEPT_LOSSES
-from llmgw.core.watch import LONGEST_STEADY_SECONDS, STEADY_SECONDS, Watch, steady_seconds
+from llmgw.core.watch import (
+    LONGEST_STEADY_SECONDS,
+    STEADY_SECONDS,
+    WITHOUT_HEARTBEATS,
+    Watch,
+    steady_seconds,
+)
 from llmgw.testing.builders import From, Story, entry, joined, processor, serving, started
 
 LIMIT = 15.0
 
 
 class Watched:
-    """A cluster under a watch that is looked at every second, and folds what is noted."""
+    """A cluster under a watch that is looked at every second, and folds what is noted.
 
-    def __init__(self, nodes: int) -> None:
+    Agents of before, which send samples alone, are those in `old`.
+    """
+
+    def __init__(self, nodes: int, *, old: Iterable[str] = ()) -> None:
         self.story = serving(nodes=[joined(f"n{k}", processor()) for k in range(1, nodes + 1)])
         self.now = 1000.0
-        self.watch = Watch(LIMIT, self.story.state, self.now)
+        self.old = {*old}
+        self.beats = dict.fromkeys(self.names - self.old, self.now)
+        self.next_term()
         self.doubts: list[str] = []
+
+    def next_term(self) -> None:
+        self.watch = Watch(LIMIT, self.story.state, self.now, self.beats)
 
     @property
     def names(self) -> set[str]:
@@ -36,8 +50,19 @@ class Watched:
         for _ in range(round(seconds)):
             self.now += 1
             for name in sorted(self.names - {*without}):
-                self.watch.hear(name, self.now)
+                self.hear(name)
             self.look(connected=connected)
+
+    def hear(self, name: str) -> None:
+        if name not in self.old:
+            self.beats[name] = self.now
+        self.watch.hear(name, self.now)
+
+    def sampled(self, name: str, every: int, *, times: int) -> None:
+        """Let time go on while all others are heard each second, and one so rarely."""
+        for _ in range(times):
+            self.after(every, without=[name])
+            self.hear(name)
 
     def look(self, *, connected: bool = True) -> None:
         noted = self.watch.look(self.story.state, self.now, connected=connected)
@@ -77,6 +102,17 @@ def test_a_fact_is_a_sign_of_life_as_much_as_a_sample() -> None:
     assert one.lost == set()
     one.after(7, without=["n2"])
     assert one.lost == {"n2"}
+
+
+def test_a_node_that_joins_has_been_heard_though_it_never_beat() -> None:
+    one = Watched(3)
+    one.after(60)
+    one.story.given(*joined("n4", processor()))
+    one.look()
+    one.after(WITHOUT_HEARTBEATS * LIMIT, without=["n4"])
+    assert one.lost == set()
+    one.after(1, without=["n4"])
+    assert one.lost == {"n4"}
 
 
 def test_the_only_node_there_is_can_be_lost() -> None:
@@ -122,7 +158,7 @@ def test_a_controller_that_is_cut_off_blames_nobody() -> None:
 def test_a_new_leader_gives_every_node_a_fresh_lease() -> None:
     one = Watched(3)
     one.after(14, without=["n2"])
-    one.watch = Watch(LIMIT, one.story.state, one.now)
+    one.next_term()
     one.after(LIMIT, without=["n2"])
     assert one.lost == set()
 
@@ -130,9 +166,72 @@ def test_a_new_leader_gives_every_node_a_fresh_lease() -> None:
 def test_a_new_leader_does_not_take_a_lost_node_for_one_that_it_hears() -> None:
     one = Watched(3)
     one.lose("n2")
-    one.watch = Watch(LIMIT, one.story.state, one.now)
+    one.next_term()
     one.after(100, without=["n2"])
     assert one.lost == {"n2"}
+
+
+# --- heartbeats, and agents of before that send none ----------------------------------------------
+
+
+def test_a_node_that_was_never_heard_to_beat_may_be_silent_for_longer() -> None:
+    one = Watched(3, old=["n2"])
+    one.after(WITHOUT_HEARTBEATS * LIMIT, without=["n2"])
+    assert one.lost == set()
+    one.after(1, without=["n2"])
+    assert one.lost == {"n2"}
+
+
+@pytest.mark.parametrize("every", [10, 15, 20])
+def test_a_node_that_sends_samples_alone_is_not_lost_between_them(every: int) -> None:
+    one = Watched(3, old=["n2"])
+    one.sampled("n2", every, times=10)
+    assert one.lost == set()
+
+
+def test_a_node_that_sends_samples_alone_comes_back_like_any_other() -> None:
+    one = Watched(3, old=["n2"])
+    for _ in range(2):
+        one.after(WITHOUT_HEARTBEATS * LIMIT + 1, without=["n2"])
+        assert one.lost == {"n2"}
+        one.sampled("n2", 20, times=4)
+        assert one.lost == set()
+
+
+def test_an_agent_that_is_upgraded_is_held_to_the_shorter_limit() -> None:
+    one = Watched(3, old=["n2"])
+    one.sampled("n2", 10, times=3)
+    one.old.clear()
+    one.after(5)
+    one.after(LIMIT + 1, without=["n2"])
+    assert one.lost == {"n2"}
+
+
+def test_an_agent_that_is_taken_back_to_a_version_before_heartbeats_is_not_lost() -> None:
+    one = Watched(3)
+    one.after(5)
+    one.old.add("n2")
+    one.sampled("n2", 10, times=3)
+    one.sampled("n2", 2 * 10, times=3)
+    assert one.lost == set()
+
+
+def test_a_new_leader_knows_who_beats_from_the_time_when_it_did_not_lead() -> None:
+    one = Watched(3)
+    one.after(5)
+    one.next_term()
+    one.after(LIMIT + 1, without=["n2"])
+    assert one.lost == {"n2"}
+
+
+def test_in_the_middle_of_an_upgrade_silence_of_all_is_doubted_as_well() -> None:
+    one = Watched(4, old=["n1", "n2"])
+    one.after(300, without=one.names)
+    assert one.lost == set()
+    assert "all 4 nodes fell silent together" in one.doubts[0]
+
+
+# --- many at once, and again and again ------------------------------------------------------------
 
 
 def test_of_many_silent_nodes_only_some_are_given_up_at_a_time() -> None:
@@ -186,7 +285,7 @@ def test_old_losses_are_forgotten() -> None:
     for _ in range(3):
         one.lose("n2")
     one.now += FLAPPING_SECONDS
-    one.watch = Watch(LIMIT, one.story.state, one.now)
+    one.next_term()
     one.look()
     one.now += FLAPPING_SECONDS + 1
     one.look()
@@ -199,7 +298,7 @@ def test_a_new_leader_knows_from_the_log_who_flaps() -> None:
     one.lose("n2")
     one.after(1)
     one.lose("n2")
-    one.watch = Watch(LIMIT, one.story.state, one.now)
+    one.next_term()
     one.after(STEADY_SECONDS)
     assert one.lost == {"n2"}
     one.after(1)

@@ -59,6 +59,11 @@ def test_a_sample_comes_back_as_it_was() -> None:
     assert wire.decode_sample(message.subject, message.payload) == golden.SAMPLE
 
 
+def test_a_leader_s_heartbeat_comes_back_as_it_was() -> None:
+    message = MESSAGES["controller.heartbeat"]
+    assert wire.decode_leader_heartbeat(message.subject, message.payload) == golden.LEADER
+
+
 def test_the_same_command_decided_again_has_the_same_message_id() -> None:
     again = wire.encode_command("main", golden.COMMAND, time="2027-01-01T00:00:00Z")
     assert again.message_id == MESSAGES["assignments.set"].message_id

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
 import sqlite3
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -20,7 +23,7 @@ from llmgw.catalog.entries import Entry
 from llmgw.core import events as e
 from llmgw.core.commands import Assignment
 from llmgw.engines.base import Grant
-from tests.support.cluster import Cluster, Program, pretended, running_cluster
+from tests.support.cluster import Cluster, Program, Programs, pretended, running_cluster
 from tests.support.nats import is_running
 from tests.support.wait import until
 
@@ -241,10 +244,7 @@ async def test_a_log_that_was_wiped_is_told_what_runs_and_no_engine_is_touched(
     other = msgspec.structs.replace(one, entry=pretended(cluster, "other"))
     await cluster.command(other, revision=2, term=1)
     await cluster.event(e.ReplicaStopped, replica="r1")
-    await cluster.until_state(
-        lambda _: kinds(cluster, "r1")[-1] == "ready 1", "the other engine is ready"
-    )
-    replaced = cluster.events(e.ReplicaBecameReady, replica="r1")[-1]
+    replaced = await cluster.event(e.ReplicaBecameReady, replica="r1", attempt=2)
     assert answer(replaced.port)["model"] == "other"
     assert len(cluster.engines()) == 1
 
@@ -347,3 +347,123 @@ async def test_a_second_agent_of_the_same_name_starts_nothing_and_says_who_has_i
     assert cluster.engines() == []
     code, _, said = await cluster.run("agent", "drain", "--stop", data=data)
     assert (code, "no agent runs on" in said) == (3, True)
+
+
+async def test_what_an_agent_left_undone_at_its_end_the_next_one_goes_on_with(
+    cluster: Cluster,
+) -> None:
+    """Told to leave while one engine loads and another takes its time to stop; then killed."""
+    gate = cluster.folder / "loaded"
+    agent = cluster.agent()
+    loading = await assign(cluster, "r1", pretended(cluster, "one", f"ready={gate}"))
+    slow = await assign(cluster, "r2", pretended(cluster, "two", "ignore=term", stop_seconds=60.0))
+    await cluster.command(slow, revision=1)
+    ready = await cluster.event(e.ReplicaBecameReady, replica="r2")
+    await cluster.command(loading, revision=2)
+    await cluster.event(e.ReplicaStarting, replica="r1")
+    [engine] = await until(lambda: cluster.engines("r1"), what="the engine runs")
+    assert await agent.stop() == 0
+    assert answer(ready.port)["pid"] == ready.pid, "it may still finish what it has"
+
+    agent = cluster.agent()
+    assert (await cluster.event(e.ReplicaAdopted, replica="r1")).pid == engine.pid
+    await cluster.event(e.ReplicaStopped, replica="r2")
+    assert cluster.engines("r2") == []
+    await asyncio.to_thread(gate.touch)
+    await cluster.event(e.ReplicaBecameReady, replica="r1", pid=engine.pid)
+
+    # The engine ends while no agent is there: the next one says so, once, with its last words.
+    agent.kill()
+    os.kill(engine.pid, signal.SIGKILL)
+    agent = cluster.agent()
+    await cluster.event(e.ReplicaBecameReady, replica="r1", attempt=2)
+    await agent.stop()
+    cluster.agent()
+    await cluster.event(e.ReplicaAdopted, replica="r1", attempt=2)
+    assert kinds(cluster, "r1") == [
+        *("starting 1", "adopted 1", "ready 1", "failed 1", "starting 2", "ready 2", "adopted 2")
+    ]
+    failed = await cluster.event(e.ReplicaFailed, replica="r1")
+    assert failed.reason == "the engine was not running when the agent came up"
+    assert len(cluster.starts()) == 3
+
+
+async def test_an_adopted_engine_that_ends_is_noticed_at_once(cluster: Cluster) -> None:
+    """By the kernel's word: its health is asked for every five seconds alone."""
+    agent = cluster.agent()
+    await cluster.command(await assign(cluster, "r1", pretended(cluster, "m")), revision=1)
+    ready = await cluster.event(e.ReplicaBecameReady, replica="r1")
+    agent.kill()
+    cluster.agent()
+    await cluster.event(e.ReplicaAdopted, replica="r1")
+    os.kill(ready.pid, signal.SIGKILL)
+    failed = await cluster.event(e.ReplicaFailed, replica="r1")
+    assert failed.reason == "the engine exited (its exit code went to an earlier agent)"
+
+
+def remembered(cluster: Cluster) -> dict[str, Any]:
+    """Return what the agent n1, which must not run, remembers."""
+    path = cluster.folder / "n1" / "agent" / "agent.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        [[value]] = database.execute("SELECT value FROM kept WHERE name = 'memory'")
+    found: dict[str, Any] = json.loads(value)
+    return found
+
+
+def of_a_newer_agent(memory: dict[str, Any]) -> dict[str, Any]:
+    """Add to everything what this version does not know."""
+    part = memory["parts"]["r1/0"]
+    assignment = part["assignment"]
+    for value in (memory, part, assignment, assignment["entry"], *assignment["grants"]):
+        value["since_tomorrow"] = [1]
+    return memory
+
+
+async def test_an_agent_that_was_put_back_to_an_older_version_adopts_what_the_newer_one_ran(
+    cluster: Cluster,
+) -> None:
+    agent = cluster.agent()
+    one = await assign(cluster, "r1", pretended(cluster, "m"))
+    await cluster.command(one, revision=1)
+    ready = await cluster.event(e.ReplicaBecameReady, replica="r1")
+    await agent.stop()
+    memory = await asyncio.to_thread(remembered, cluster)
+    newer = json.dumps(of_a_newer_agent(memory)).encode()
+    await asyncio.to_thread(rewrite_record, cluster, "memory", newer)
+    agent = cluster.agent()
+    assert (await cluster.event(e.ReplicaAdopted, replica="r1")).pid == ready.pid
+    assert not agent.says("memory_unreadable")
+    assert answer(ready.port)["pid"] == ready.pid
+    assert len(cluster.starts()) == 1
+
+
+PLANTED = """
+import asyncio, sys
+from llmgw import agent
+from llmgw.cli import agent_process, main
+
+async def planted(self):
+    {bug}
+
+agent.Agent._follow_commands = planted
+agent_process.become = lambda orders: asyncio.run(agent.run_agent(orders.settings))
+sys.argv = ["llmgw", "agent", "run"]
+main.run()
+"""
+
+
+@pytest.mark.parametrize("bug", ["raise KeyError('planted')", "return"])
+async def test_an_agent_ends_as_a_failure_when_one_of_its_loops_ends(
+    tmp_path: Path, bug: str
+) -> None:
+    """So that systemd, or `llmgw up`, starts it again; the engines are adopted then."""
+    programs = Programs(tmp_path)
+    settings = {"node": "n1", "data": tmp_path / "n1", "nats_url": "nats://127.0.0.1:9"}
+    command = [sys.executable, "-c", PLANTED.format(bug=bug)]
+    program = Program(command, programs.environment(settings), tmp_path / "out")
+    programs.started.append(program)
+    try:
+        assert await program.ended() not in (0, 2)
+        assert ("planted" if "planted" in bug else "has ended, and must not") in program.output
+    finally:
+        programs.end_all()

@@ -61,6 +61,11 @@ def test_a_marker_reads_back_as_it_was_written(
     assert parse_marker(written.text()) == written
 
 
+def test_a_marker_of_a_newer_version_is_ours_as_well() -> None:
+    written = marker("abc")
+    assert parse_marker(f"{written.text()}:something:new") == written
+
+
 @pytest.mark.parametrize("text", ["", "a:r1:0:1:1:18100", "a:r1:x:1:1:1:1", "a:b:c:d:e:f:g:h"])
 def test_what_is_no_marker_is_not_taken_for_one(text: str) -> None:
     assert parse_marker(text) is None

@@ -10,10 +10,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
 from llmgw.catalog.entries import Entry
 from llmgw.core import stimuli as s
+from llmgw.loading import Loaded
 from llmgw.settings import Settings
 from llmgw.supervise import Supervisor
 from tests.shell.test_supervise import Watched, assignment, programs, supervising
@@ -32,7 +34,11 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(b'vllm:num_requests_running{{engine="0"}} 2.0\\n')
+        if self.path == "/v1/models":
+            name = sys.argv[sys.argv.index("--served-model-name") + 1]
+            self.wfile.write(b'{{"data": [{{"id": "%s"}}]}}' % name.encode())
+        else:
+            self.wfile.write(b'vllm:num_requests_running{{engine="0"}} 2.0\\n')
 
     def log_message(self, *words):
         pass
@@ -64,8 +70,16 @@ async def supervising_vllm(programs: Programs, vllm: Path) -> AsyncIterator[Watc
             await watched.supervisor.close()
 
 
-def serving(*args: str) -> Entry:
-    return Entry(name="m", engine="vllm", classes=("cpu",), memory_bytes=1, source="/m", args=args)
+def serving(*args: str, env: dict[str, str] | None = None) -> Entry:
+    return Entry(
+        name="m",
+        engine="vllm",
+        classes=("cpu",),
+        memory_bytes=1,
+        source="/m",
+        args=args,
+        env=env or {},
+    )
 
 
 @contextlib.asynccontextmanager
@@ -119,3 +133,42 @@ async def test_an_engine_answers_for_itself_and_tells_its_requests(
         count = s.CountRequests(start, assignment(entry), watched.port)
         await watched.supervisor.carry_out(count)
         assert (await watched.report(s.EngineCounted, start)).requests == 2
+
+
+async def test_an_engine_of_another_model_on_its_port_does_not_answer_for_an_engine(
+    programs: Programs, vllm: Path
+) -> None:
+    """Where nobody may see who listens, as on a port that a container forwards."""
+    entry = serving()
+    async with supervising_vllm(programs, vllm) as watched:
+        start = await watched.spawn(entry)
+        await watched.health(start, entry, 200)
+        renamed = msgspec.structs.replace(entry, name="other")
+        again = s.Start(start.key, 1, 2)
+        probe = s.ProbeEngine(again, assignment(renamed), watched.port)
+        await watched.supervisor.carry_out(probe)
+        answer = await watched.report(s.EngineAnswered, again)
+        assert (answer.status, answer.stranger) == (200, "an engine that serves m")
+
+
+async def test_it_is_known_how_much_of_its_weights_an_engine_has_read(
+    programs: Programs, vllm: Path, tmp_path: Path
+) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"\0" * 1000)
+    async with supervising_vllm(programs, vllm) as watched:
+        start = await watched.spawn(serving("--sulk"))
+        await watched.report(s.EngineSpawned, start)
+
+        async def told(source: str | None) -> Loaded | None:
+            found = await watched.supervisor.loaded({"r1/0": start}, {"r1/0": source})
+            return found.get("r1/0")
+
+        # A Python interpreter has read more than that of its own files.
+        assert await told(str(tmp_path)) == Loaded(1000, 1000)
+        unknown = await told("org/model")
+        assert unknown is not None
+        assert unknown.read_bytes > 1000
+        assert unknown.weights_bytes is None
+        gone = s.Start(start.key, 1, 9)
+        assert await watched.supervisor.loaded({"r1/0": gone}, {}) == {}
