@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import secrets
 import time
@@ -19,12 +20,13 @@ from collections.abc import Sequence
 import anyio
 import structlog
 
-from llmgw import wire
+from llmgw import __version__, wire
 from llmgw.clock import now
 from llmgw.core import events as e
-from llmgw.core.cluster import Cluster
+from llmgw.core.cluster import Cluster, Node
 from llmgw.core.commands import SetAssignments
 from llmgw.core.decide import decide
+from llmgw.core.telemetry import ControllerHeartbeat
 from llmgw.core.watch import Watch
 from llmgw.errors import (
     AppendRefused,
@@ -55,13 +57,37 @@ log = structlog.get_logger()
 class Controller:
     """One running controller. Made and run by `run_controller`."""
 
-    def __init__(self, settings: Settings, found: JetStreamLog, keeper: Keeper) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        found: JetStreamLog,
+        keeper: Keeper,
+        awaited: frozenset[str] = frozenset(),
+        created_ns: int = 0,
+    ) -> None:
+        self.awaited = awaited
+        """Nodes of the log of before that this one has not heard of yet."""
+        self.created_ns = created_ns
+        self._begun_ns = 0
         self._settings = settings
         self._log = found
         self._keeper = keeper
         self._holder = f"{settings.node}-{os.getpid()}-{secrets.token_hex(4)}"
         subject = found.lease_subject("controller")
-        self._lease = Lease(found, subject, lease_seconds=settings.lease_seconds)
+        self._lease = Lease(
+            found,
+            subject,
+            lease_seconds=settings.lease_seconds,
+            silence=self._silence_of,
+        )
+        self._ear = found.ear(
+            [
+                wire.heartbeat_subject(settings.cluster, "*"),
+                wire.telemetry_subject(settings.cluster, "*"),
+                wire.leader_heartbeat_subject(settings.cluster),
+            ],
+            self._hear,
+        )
         self._renewed = anyio.Event()
         self._said = ""
         self.state = Cluster()
@@ -69,7 +95,8 @@ class Controller:
         self._number = 0
         self._term = 0
         self._appending = asyncio.Lock()
-        self._newest_sample: dict[str, int] = {}
+        self._beats: dict[str, float] = {}
+        self._leader_beat: tuple[str, float] = ("", 0.0)
         self._watch: Watch | None = None
 
     async def run(self) -> None:
@@ -81,8 +108,11 @@ class Controller:
             tasks.start_soon(self._fold)
             await self._until_folded(bounds.last)
             log.info("controller_caught_up", sequence=bounds.last)
+            if self.created_ns == bounds.created_ns:  # put back to an earlier state
+                self._begun_ns = self.state.time_ns
+            self.created_ns = bounds.created_ns
             tasks.start_soon(self._keeper.keep, self.state, lambda: self._lease.held)
-            tasks.start_soon(self._listen)
+            tasks.start_soon(self._ear.listen)
             tasks.start_soon(self._lead)
             tasks.start_soon(serve_views, self._log, self._settings, self.state, self._until_folded)
 
@@ -123,6 +153,7 @@ class Controller:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._renew)
                 await self._take_the_lead()
+                tasks.start_soon(self._say_leading)
                 tasks.start_soon(self._watch_silence)
                 tasks.start_soon(self._decide)
         except* (AppendRefused, LogUnreachable) as group:
@@ -134,7 +165,9 @@ class Controller:
         await self._until_folded((await self._log.bounds()).last)
         self._term = self.state.term + 1
         self._number = 0
-        await self._append([e.ControllerElected(term=self._term, holder=self._holder)])
+        await self._append(
+            [e.ControllerElected(term=self._term, holder=self._holder, llmgw_version=__version__)]
+        )
         log.info("controller_leads", term=self._term)
 
     async def _renew(self) -> None:
@@ -151,14 +184,48 @@ class Controller:
                 self._renewed.set()
                 self._renewed = anyio.Event()
 
+    async def _say_leading(self) -> None:
+        """Let who waits hear of each renewal, and that this leader is there while there is none."""
+        for number in itertools.count(1):
+            beat = ControllerHeartbeat(
+                holder=self._holder,
+                term=self._term,
+                lease_sequence=self._lease.sequence,
+                number=number,
+            )
+            message = wire.encode_leader_heartbeat(self._settings.cluster, beat, time=now())
+            await self._log.say(message.subject, message.payload)
+            with anyio.move_on_after(1.5 * self._lease.pause_seconds):
+                await self._renewed.wait()
+
     def _say_once(self, what: str, reason: str) -> None:
         """Log what is tried again and again only when it begins to fail."""
         if self._said != what:
             self._said = what
             log.warning(what, reason=reason)
 
+    async def _until_reported(self) -> None:
+        """After a log was replaced, decide nothing before the nodes have said what they run.
+
+        One that says nothing for as long as makes a node lost is not waited for any longer.
+        """
+        if missing := self._unheard():
+            seconds = self._settings.node_lost_seconds
+            log.warning("waits_for_nodes", nodes=missing, at_most_seconds=seconds)
+            with anyio.move_on_after(seconds):
+                async with self._folded:
+                    await self._folded.wait_for(lambda: not self._unheard())
+        self.awaited = frozenset()
+
+    def _unheard(self) -> list[str]:
+        """Return the awaited nodes that have not told what they have since this log was found."""
+        known = self.state.nodes
+        told = {n for n, node in known.items() if node.heard_ns > self._begun_ns and is_told(node)}
+        return sorted(self.awaited - told)
+
     async def _decide(self) -> None:
         """Ask for decisions after every change, and append them, until the lead is lost."""
+        await self._until_reported()
         decided_at = -1
         while True:
             async with self._folded:
@@ -223,26 +290,38 @@ class Controller:
 
     # --- silence -------------------------------------------------------------------------------
 
-    async def _listen(self) -> None:
-        """Note when each node was last heard.
+    def _hear(self, subject: str, payload: bytes) -> None:
+        """Take a sign of life of a node, heartbeat or sample, or the leader's."""
+        heard_at = time.monotonic()
+        kind, *_, name = subject.split(".")[3:]
+        if kind == "heartbeat" and subject == wire.leader_heartbeat_subject(self._settings.cluster):
+            self._hear_leader(subject, payload, heard_at)
+        elif name in self.state.nodes:
+            if kind == "heartbeat":
+                self._beats[name] = heard_at
+            if self._watch is not None:
+                self._watch.hear(name, heard_at)
 
-        The first sample of a node is the newest that the stream kept, however old: it is only
-        what the next one is told apart from.
-        """
-        samples = self._log.follow_samples()
-        async with contextlib.aclosing(samples):  # type: ignore[type-var]
-            async for batch in samples:
-                for message in batch:
-                    node = message.subject.rsplit(".", 1)[-1]
-                    known = self._newest_sample.setdefault(node, message.sequence)
-                    if message.sequence != known:  # lower after a restart: samples are in memory
-                        self._newest_sample[node] = message.sequence
-                        if self._watch is not None:
-                            self._watch.hear(node, time.monotonic())
+    def _hear_leader(self, subject: str, payload: bytes, heard_at: float) -> None:
+        with contextlib.suppress(MalformedRecord):
+            beat = wire.decode_leader_heartbeat(subject, payload)
+            self._lease.hear(beat.holder, beat.lease_sequence)
+            if beat.holder == self._lease.leader != self._holder:
+                if beat.holder != self._leader_beat[0]:
+                    log.info("controller_waits", leader=beat.holder, term=beat.term)
+                self._leader_beat = (beat.holder, heard_at)
+
+    def _silence_of(self, holder: str) -> float:
+        """Return how long a leader could have been heard and was not; 0 if it never was."""
+        name, heard_at = self._leader_beat
+        if name != holder or self._ear.since is None:
+            return 0.0
+        return time.monotonic() - max(heard_at, self._ear.since)
 
     async def _watch_silence(self) -> None:
         """Write down which nodes are silent for too long, and which are back; see `core.watch`."""
-        watch = self._watch = Watch(self._settings.node_lost_seconds, self.state, time.monotonic())
+        limit_seconds = self._settings.node_lost_seconds
+        watch = self._watch = Watch(limit_seconds, self.state, time.monotonic(), self._beats)
         doubt = None
         while True:
             await anyio.sleep(WATCH_SECONDS)
@@ -260,6 +339,11 @@ class Controller:
             await self._keeper.leave(self.state)
         with contextlib.suppress(LlmgwError), anyio.move_on_after(2):
             await self._lease.release()
+
+
+def is_told(node: Node) -> bool:
+    """Return whether it is known what a node has, or that it cannot be known."""
+    return node.started and bool(node.inventory or node.unreadable)
 
 
 def _told(event: e.ControllerEvent) -> dict[str, object]:
@@ -297,6 +381,8 @@ async def _serve(settings: Settings) -> None:
 
 async def _serve_with(settings: Settings, local: LocalSnapshots | None) -> None:
     name = f"controller {settings.node}"
+    awaited: frozenset[str] = frozenset()
+    created_ns = 0
     while True:
         try:
             found = await connect(
@@ -306,11 +392,17 @@ async def _serve_with(settings: Settings, local: LocalSnapshots | None) -> None:
             log.warning("log_unreachable", reason=str(error))
             await anyio.sleep(RETRY_SECONDS)
             continue
-        controller = Controller(settings, found, Keeper(local, found.snapshots))
+        controller = Controller(
+            settings, found, Keeper(local, found.snapshots), awaited, created_ns
+        )
         try:
             await controller.run()
         except* (LogRewound, LogUnreachable) as group:
             log.warning("controller_folds_anew", reason=_first(group))
+            awaited, created_ns = controller.awaited, controller.created_ns
+            if group.subgroup(LogRewound) is not None:
+                nodes = controller.state.nodes.values()
+                awaited |= {node.name for node in nodes if node.started and not node.lost}
         finally:
             with anyio.CancelScope(shield=True):
                 await controller.release()

@@ -2,26 +2,34 @@
 
 What an agent and a fleet of simulated ones do alike. Events wait in the outbox and go out in
 order; commands are read from the last one that was taken; a log that was replaced or rewound is
-noticed, and `start_over` called before anything of the new one is read. Nothing is decided here.
+noticed, and `start_over` called before anything of the new one is read. Heartbeats say that nodes
+are there. Nothing is decided here.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 import anyio
 import structlog
 
 from llmgw import wire
+from llmgw.clock import now, until_beat
 from llmgw.core.records import Record
+from llmgw.core.telemetry import NodeHeartbeat
 from llmgw.errors import LlmgwError
-from llmgw.log.base import LogRewound
+from llmgw.log.base import LogRewound, Message, TooLarge
 from llmgw.log.jetstream import JetStreamLog, connect
 from llmgw.outbox import Outbox
 from llmgw.settings import Settings, nats_url
 
 RETRY_SECONDS = 1.0
+SHORTEST_TURN_SECONDS = 0.1
+"""Of many nodes as many beat together as fall into this."""
+UNTIL_CONNECTED_SECONDS = 0.25
+"""How soon a node beats after an outage."""
 
 _log = structlog.get_logger()
 
@@ -99,11 +107,33 @@ class LogLink:
                 await more.wait()
                 continue
             try:
-                await found.append_many([w.message for w in waiting])
-                await self._outbox.sent(w.place for w in waiting)
+                try:
+                    await found.append_many([w.message for w in waiting])
+                    await self._outbox.sent(w.place for w in waiting)
+                except TooLarge as error:  # those behind it must not wait for ever
+                    _log.error("event_too_large", reason=str(error))
+                    await self._outbox.put_aside(error.message_id, str(error))
             except LlmgwError as error:
                 _log.warning("events_wait", reason=str(error), at_least=len(waiting))
                 await anyio.sleep(RETRY_SECONDS)
+
+    async def say_alive(self, sessions: Mapping[str, str]) -> None:
+        """Say of each node, by its agent's session, again and again that it is there.
+
+        Plain messages that wait for no stream. Nodes of one program beat one after the other;
+        those of several machines are spread by their clocks, which count from each one's start.
+        """
+        found, cluster = await self.reached(), self._settings.cluster
+        seconds, nodes = self._settings.heartbeat_seconds, [*sessions.items()]
+        turns = min(len(nodes), max(round(seconds / SHORTEST_TURN_SECONDS), 1))
+        for number in itertools.count(1):
+            for turn in range(turns):
+                for node, session in nodes[turn::turns]:
+                    beat = NodeHeartbeat(node=node, session=session, number=number)
+                    message = wire.encode_heartbeat(cluster, beat, time=now())
+                    while not await found.say(message.subject, message.payload):  # noqa: ASYNC110
+                        await anyio.sleep(UNTIL_CONNECTED_SECONDS)
+                await anyio.sleep(until_beat(seconds / turns))
 
     async def say_last_words(self, seconds: float) -> None:
         """Give the last events a moment to reach the log; what does not stays in the outbox."""
@@ -143,13 +173,26 @@ async def waiting_commands(
     start = max(seen + 1, (await found.bounds()).first)
     if start > last:
         return [], start
-    return [record async for record in commands(found, subject, start, last)], last + 1
+    batches = found.follow(start, subjects=[subject], until=last)
+    return [record async for batch in batches for record in _decoded(batch)], last + 1
 
 
-async def commands(
-    found: JetStreamLog, subject: str, start: int, until: int | None = None
-) -> AsyncIterator[Record]:
-    """Yield the records on a subject. `llmgw.replay` does, and brings what an agent needs not."""
-    async for batch in found.follow(start, subjects=[subject], until=until):
-        for message in batch:
-            yield wire.decode(message.sequence, message.time_ns, message.subject, message.payload)
+async def commands(found: JetStreamLog, subject: str, start: int) -> AsyncIterator[list[Record]]:
+    """Yield the commands on a subject as they come, those together that had to wait.
+
+    One that comes after an outage may be the first of several, and the last one counts: so the
+    log is asked each time how many there are.
+    """
+    came: list[Record] = []
+    last = 0
+    async for batch in found.follow(start, subjects=[subject]):
+        came += _decoded(batch)
+        if last == 0 and (newest := await found.last(subject)) is not None:
+            last = newest.sequence
+        if came[-1].sequence >= last:
+            yield came
+            came, last = [], 0
+
+
+def _decoded(batch: Sequence[Message]) -> list[Record]:
+    return [wire.decode(m.sequence, m.time_ns, m.subject, m.payload) for m in batch]

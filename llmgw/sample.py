@@ -28,7 +28,7 @@ from llmgw.core import stimuli as s
 from llmgw.core.telemetry import NodeSample
 from llmgw.errors import LlmgwError
 from llmgw.hardware.discover import HardwareSettings
-from llmgw.hardware.shapes import readings, shape
+from llmgw.hardware.shapes import shape
 from llmgw.hardware.types import DeviceReading, Inventory, Readings
 from llmgw.hardware.watch import Watch, troubles
 from llmgw.processes import has_machines_ids, names_of
@@ -92,6 +92,7 @@ class Sampler:
         self._seen = False
         self._failures = 0
         self._released_until = 0.0
+        self._given_up = False
         self._afresh = True
         self._due = Alarm()
         self._measured = Alarm()
@@ -136,18 +137,22 @@ class Sampler:
                 await self._watch.release()
 
     async def _measure(self) -> None:
+        if self._given_up:
+            self._given_up = False
+            self._report(s.NvmlReleased())
         known = self._shape
         seen = await self._look()
         ailing = await troubles()
         if seen is None:
             reason = self.error or "no reason was given"
-            self._report(s.HardwareUnreadable(reason, ailing))
+            self._report(s.HardwareUnreadable(reason, ailing, self._watch.take_errors()))
         elif self._fresh is not None:
             if seen != known:
                 self._report(s.InventoryTaken(seen))
             age_seconds = anyio.current_time() - self._looked
             same_ids = self._same_ids is not False
-            taken = s.SampleTaken(self._fresh, self._own, ailing, age_seconds, same_ids)
+            errors = self._watch.take_errors()
+            taken = s.SampleTaken(self._fresh, self._own, ailing, age_seconds, same_ids, errors)
             self._report(taken)
         self._measured.ring()
 
@@ -170,10 +175,7 @@ class Sampler:
 
     async def _read(self, found: Inventory) -> Readings:
         """What was measured, with what the driver told by itself and what the kernel knows."""
-        told, xids = readings(found), self._watch.xids
-        if xids:
-            cards = tuple(replace(card, xids=xids.get(card.uuid, ())) for card in told.cards)
-            told = replace(told, cards=cards)
+        told = self._watch.readings(found)
         pids = frozenset(p.pid for device in told.devices for p in device.processes or ())
         self._own = await self._own_pids(pids) if pids else {}
         if pids and self._same_ids is None:
@@ -225,7 +227,7 @@ class Sampler:
             self._looking.cancel()
         async with self._turn:
             await self._watch.release()
-            self._fresh = None
+            self._fresh, self._given_up = None, True
             end = datetime.fromtimestamp(until, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
             self.error = f"nothing is measured: a person had NVML released until {end}"
             log.warning("nvml_released", until=end)

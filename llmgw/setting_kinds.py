@@ -199,6 +199,7 @@ KINDS: Mapping[str, Kind] = {
     "rediscover_seconds": _seconds(1, 86_400),
     "process_names": Kind(_switch, "true or false"),
     "failing_after": _count(1, 1_000, "failures"),
+    "heartbeat_seconds": _seconds(0.1, 600),
     "node_lost_seconds": _seconds(1, 86_400),
     "lease_seconds": _seconds(0.5, 60),
     "listen": Kind(_host_and_port, "HOST:PORT; port 0 takes a free one"),

@@ -19,6 +19,7 @@ import msgspec
 
 from llmgw.core.limits import Limits, contradictions
 from llmgw.errors import LogUnreachable, UsageError
+from llmgw.files import read_regular
 from llmgw.masking import mask_text
 from llmgw.setting_kinds import KINDS, NAME_CHARACTERS
 
@@ -30,7 +31,7 @@ CONFIG_VARIABLE = "LLMGW_CONFIG"
 SYSTEM_CONFIG = Path("/etc/llmgw/llmgw.toml")
 ENDPOINT_FILE = "endpoint.json"
 AGENT_FOLDER = "agent"
-SAMPLES_UNTIL_LOST = 3
+HEARTBEATS_UNTIL_LOST = 3
 """A node counts as lost only after so many signs of life that did not come."""
 
 
@@ -62,15 +63,17 @@ class Settings(Limits, frozen=True, kw_only=True):
     port_range: str = "18100-18999"
     """Ports for engines: below the range that the kernel hands out for outgoing connections."""
     sample_seconds: float = 10.0
-    """How often a node is measured and says that it lives."""
+    """How often a node is measured."""
     nvml_sample_seconds: float = 1.0
     """The same while NVML is in force: there a sample costs a few calls, and no program is run."""
     rediscover_seconds: float = 300.0
     """How often the hardware is discovered afresh, though no sample contradicts what is known."""
     process_names: bool = False
     """Whether samples name the programs that use devices; else they have process ids alone."""
-    node_lost_seconds: float = 45.0
-    """Silence after which a node counts as lost. A failover of NATS alone takes up to 8 s."""
+    heartbeat_seconds: float = 3.0
+    """How often an agent says that it lives, also while a driver hangs and nothing is measured."""
+    node_lost_seconds: float = 15.0
+    """Silence after which a node counts as lost. To leave a server that hangs takes up to 10 s."""
     lease_seconds: float = 2.0
     """How long a controller that went silent keeps the lead: another takes it soon after that."""
     failing_after: int = 5
@@ -152,26 +155,27 @@ def load(
     values.setdefault("data", default_data(environment))
     settings = Settings(**values)
     origins = {name: given[name][1] if name in given else "default" for name in NAMES}
-    # One alone says nothing: nodes sample on one machine, and the controller waits on another.
-    if {"sample_seconds", "node_lost_seconds"} <= given.keys():
+    # One alone says nothing: nodes beat on one machine, and the controller waits on another.
+    if {"heartbeat_seconds", "node_lost_seconds"} <= given.keys():
         require_patience(settings, origins)
     _require_bands(settings, origins)
     return Resolved(settings, origins, tuple(_unknown_variables(environment)))
 
 
 def require_patience(settings: Settings, origins: Mapping[str, str] | None = None) -> None:
-    """Raise `UsageError` when nodes that sample as set here would count as lost in between."""
-    least = SAMPLES_UNTIL_LOST * settings.sample_seconds
+    """Raise `UsageError` when nodes that beat as set here would count as lost in between."""
+    least = HEARTBEATS_UNTIL_LOST * settings.heartbeat_seconds
     if settings.node_lost_seconds >= least:
         return
-    lost, sample = (
+    lost, heartbeat = (
         f"{name} (from {origins[name]})" if origins else name
-        for name in ("node_lost_seconds", "sample_seconds")
+        for name in ("node_lost_seconds", "heartbeat_seconds")
     )
     raise UsageError(
-        f"{lost} is {settings.node_lost_seconds:g} and {sample} is {settings.sample_seconds:g}:"
-        f" healthy nodes would count as lost between two samples. node_lost_seconds must be at"
-        f" least {SAMPLES_UNTIL_LOST} times sample_seconds, here {least:g}"
+        f"{lost} is {settings.node_lost_seconds:g} and {heartbeat} is"
+        f" {settings.heartbeat_seconds:g}: healthy nodes would count as lost between two"
+        f" heartbeats. node_lost_seconds must be at least {HEARTBEATS_UNTIL_LOST} times"
+        f" heartbeat_seconds, here {least:g}"
     )
 
 
@@ -196,14 +200,18 @@ def nats_url(settings: Settings) -> str:
         return settings.nats_url
     path = settings.data / ENDPOINT_FILE
     try:
-        return str(msgspec.json.decode(path.read_bytes(), type=dict[str, Any])["nats_url"])
+        return str(msgspec.json.decode(read_regular(path), type=dict[str, Any])["nats_url"])
     except FileNotFoundError:
         raise LogUnreachable(
             f"no NATS server is known: {path} does not exist. Start `llmgw up` with this data "
             "folder, or set LLMGW_NATS_URL"
         ) from None
     except (OSError, msgspec.MsgspecError, KeyError) as error:
-        raise LogUnreachable(f"cannot read the NATS address from {path}: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise LogUnreachable(
+            f"cannot read the NATS address from {path}: {why}. Remove it and start `llmgw up` "
+            "again, or set LLMGW_NATS_URL"
+        ) from error
 
 
 def node_name(hostname: str) -> str:
@@ -233,7 +241,7 @@ def _from_file(path: Path | None) -> Mapping[str, tuple[object, str]]:
     if path is None:
         return {}
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(read_regular(path).decode())
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -18,7 +18,7 @@ import msgspec
 from llmgw.core.commands import SetAssignments
 from llmgw.core.events import EVENTS, Event
 from llmgw.core.records import Body, NewerVersion, Record, UnknownType, Unreadable
-from llmgw.core.telemetry import NodeSample
+from llmgw.core.telemetry import ControllerHeartbeat, NodeHeartbeat, NodeSample
 from llmgw.core.values import MAX_INTEGER, Origin, Whole
 from llmgw.errors import MalformedRecord, UsageError
 
@@ -163,6 +163,16 @@ def telemetry_subject(cluster: str, node: str) -> str:
     return f"{prefix(cluster)}.telemetry.{node}"
 
 
+def heartbeat_subject(cluster: str, node: str) -> str:
+    """Return the subject of one node's heartbeats; in no stream."""
+    return f"{prefix(cluster)}.heartbeat.node.{node}"
+
+
+def leader_heartbeat_subject(cluster: str) -> str:
+    """Return the subject of the leading controller's heartbeats; in no stream."""
+    return f"{prefix(cluster)}.heartbeat.controller"
+
+
 def view_subject(cluster: str, view: str) -> str:
     """Return the subject on which controllers answer with a view; in no stream."""
     return f"{prefix(cluster)}.api.views.{view}"
@@ -243,6 +253,56 @@ def encode_sample(cluster: str, sample: NodeSample, *, time: str) -> Outgoing:
             data=sample,
         ),
     )
+
+
+def encode_heartbeat(cluster: str, beat: NodeHeartbeat, *, time: str) -> Outgoing:
+    """Return the message for a node's heartbeat."""
+    subject = heartbeat_subject(cluster, beat.node)
+    return _heartbeat(cluster, subject, f"node/{beat.node}", beat.session, beat, time)
+
+
+def encode_leader_heartbeat(cluster: str, beat: ControllerHeartbeat, *, time: str) -> Outgoing:
+    """Return the message for a leader's heartbeat."""
+    session = f"{beat.holder}-{beat.term}"
+    subject = leader_heartbeat_subject(cluster)
+    return _heartbeat(cluster, subject, "controller", session, beat, time)
+
+
+def _heartbeat(
+    cluster: str,
+    subject: str,
+    writer: str,
+    session: str,
+    beat: NodeHeartbeat | ControllerHeartbeat,
+    time: str,
+) -> Outgoing:
+    return _outgoing(
+        subject,
+        Envelope(
+            type=TYPE_PREFIX + beat.wire,
+            id=f"heartbeat/{writer}/{session}/{beat.number}",
+            source=f"/llmgw/{cluster}/{writer}",
+            time=time,
+            dataversion=beat.version,
+            session=session,
+            number=beat.number,
+            data=beat,
+        ),
+    )
+
+
+_LEADERS = msgspec.json.Decoder(
+    _Incoming[Literal["llmgw.controller.heartbeat"], int, ControllerHeartbeat]
+)
+
+
+def decode_leader_heartbeat(subject: str, payload: bytes) -> ControllerHeartbeat:
+    """Return what a leader's heartbeat says. Raises `MalformedRecord`."""
+    try:
+        check_size_and_depth(payload)
+        return _LEADERS.decode(payload).data
+    except UNDECODABLE as error:
+        raise MalformedRecord(f"{subject}: {_one_line(error)}") from error
 
 
 _SAMPLES = msgspec.json.Decoder(_Incoming[Literal["llmgw.node.sample"], int, NodeSample])

@@ -168,16 +168,16 @@ def test_what_a_network_really_uses_is_accepted(variable: str, value: str, folde
 
 
 def test_a_node_that_is_heard_too_rarely_to_count_as_alive_is_refused(folder: Path) -> None:
-    path = write_config(folder, "sample_seconds = 20")
+    path = write_config(folder, "heartbeat_seconds = 20")
     message = refusal({"LLMGW_NODE_LOST_SECONDS": "59"}, folder)
     assert "node_lost_seconds (from LLMGW_NODE_LOST_SECONDS) is 59" in message
-    assert f"sample_seconds (from {path}) is 20" in message
-    assert "at least 3 times sample_seconds, here 60" in message
+    assert f"heartbeat_seconds (from {path}) is 20" in message
+    assert "at least 3 times heartbeat_seconds, here 60" in message
     load(env={"LLMGW_NODE_LOST_SECONDS": "60"}, folder=folder)
 
 
 @pytest.mark.parametrize(
-    "env", [{}, {"LLMGW_NODE_LOST_SECONDS": "2"}, {"LLMGW_SAMPLE_SECONDS": "3600"}]
+    "env", [{}, {"LLMGW_NODE_LOST_SECONDS": "2"}, {"LLMGW_HEARTBEAT_SECONDS": "600"}]
 )
 def test_how_rarely_is_judged_only_where_both_are_given(env: dict[str, str], folder: Path) -> None:
     load(env=env, folder=folder)
@@ -185,8 +185,8 @@ def test_how_rarely_is_judged_only_where_both_are_given(env: dict[str, str], fol
 
 def test_on_one_machine_it_is_judged_whatever_was_given() -> None:
     require_patience(Settings(node="n", data=Path()))
-    with pytest.raises(UsageError, match="node_lost_seconds is 45 and sample_seconds is 16"):
-        require_patience(Settings(node="n", data=Path(), sample_seconds=16))
+    with pytest.raises(UsageError, match="node_lost_seconds is 15 and heartbeat_seconds is 6"):
+        require_patience(Settings(node="n", data=Path(), heartbeat_seconds=6))
 
 
 def test_a_condition_that_would_end_where_it_begins_is_refused(folder: Path) -> None:

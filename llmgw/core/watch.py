@@ -8,9 +8,14 @@ Silence is evidence against the listener as well. All nodes get a fresh lease wh
 itself was away or cut off, and when all that it watches fall silent together; of many that do,
 only so many at a time count as lost, since a fault of the network is not a hundred dead machines.
 A node that is lost again and again must be heard for longer and longer before it counts as back.
+
+An agent of an earlier version sends no heartbeats, only samples, and those much more rarely: who
+was never heard to beat may be silent for longer. What was heard of whom is kept beyond a term.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from llmgw.core import events as e
 from llmgw.core.cluster import FLAPPING_SECONDS, Cluster, Node
@@ -24,6 +29,8 @@ SECONDS_FOR_ONE_MORE = 10.0
 STEADY_SECONDS = 30.0
 """How long a node must be heard that was lost for the second time; doubled with each further."""
 LONGEST_STEADY_SECONDS = 600.0
+WITHOUT_HEARTBEATS = 3
+"""So many times the limit may one be silent that sends samples alone."""
 _SECOND_NS = 1_000_000_000
 
 
@@ -35,12 +42,19 @@ def steady_seconds(losses: int) -> float:
 
 
 class Watch:
-    """Hears signs of life and tells what to note. `limit_seconds` is the lease of a node."""
+    """Hears signs of life and tells what to note. `limit_seconds` is the lease of a node.
 
-    def __init__(self, limit_seconds: float, state: Cluster, now: float) -> None:
+    `beats` is when each node's newest heartbeat was heard, on the same clock; the caller keeps it
+    for the watch of the next term, and notes it there before he says it here.
+    """
+
+    def __init__(
+        self, limit_seconds: float, state: Cluster, now: float, beats: Mapping[str, float]
+    ) -> None:
         self.doubt: str | None = None
         """Why silence was not believed at the last look, if it was not."""
         self._limit = limit_seconds
+        self._beats = beats
         self._since = self._looked = now
         self._facts = {node.name: node.heard_ns for node in state.nodes.values()}
         self._heard: dict[str, float] = {}
@@ -50,7 +64,7 @@ class Watch:
 
     def hear(self, node: str, now: float) -> None:
         """Take a sign of life."""
-        if now - self._heard.get(node, float("-inf")) > self._limit:
+        if now - self._heard.get(node, float("-inf")) > self._patience(node):
             self._back[node] = now
         self._heard[node] = now
 
@@ -69,11 +83,11 @@ class Watch:
         watched = [node for node in state.nodes.values() if node.started and not node.lost]
         silent = {node.name: self._silence(node, now) for node in watched}
         lost = sorted(
-            (name for name, seconds in silent.items() if seconds > self._limit),
+            (name for name, seconds in silent.items() if seconds > self._patience(name)),
             key=lambda name: -silent[name],
         )
-        if len(lost) == len(watched) > 1:
-            return self._believe_nothing(f"all {len(lost)} nodes fell silent together", now)
+        if lost and len(silent) > 1 and min(silent.values()) > self._limit / 2:
+            return self._believe_nothing(f"all {len(silent)} nodes fell silent together", now)
         if len(lost) > self._allowance:
             self.doubt = f"{len(lost)} nodes are silent at once: they are given up by and by"
         lost = lost[: int(self._allowance)]
@@ -85,12 +99,18 @@ class Watch:
             *(e.NodeReturned(term=term, node=n) for n in back),
         ]
 
+    def _patience(self, node: str) -> float:
+        """Return how long a node may be silent: longer if it sends no heartbeats, or no more."""
+        beat = self._beats.get(node)
+        beats = beat is not None and self._heard.get(node, beat) - beat <= self._limit
+        return self._limit if beats else WITHOUT_HEARTBEATS * self._limit
+
     def _silence(self, node: Node, now: float) -> float:
         return now - max(self._heard.get(node.name, self._since), self._since)
 
     def _is_back(self, node: Node, now: float) -> bool:
         heard = self._heard.get(node.name)
-        if heard is None or now - heard >= self._limit:
+        if heard is None or now - heard >= self._patience(node.name):
             return False
         return heard - self._back[node.name] >= steady_seconds(self._losses(node, now))
 

@@ -131,6 +131,11 @@ class FleetNode(Agent):
         return self._settings.node
 
     @property
+    def session(self) -> str:
+        """What tells this life of the node's agent from others."""
+        return self._session
+
+    @property
     def command_sequence(self) -> int:
         """The place in the log of the last command that this node has taken."""
         return self._machine.memory.command_sequence
@@ -175,15 +180,10 @@ class FleetNode(Agent):
         self.tell(s.LogReplaced())
         await self._inputs.join()
 
-    def take_waiting(self, waiting: list[Record]) -> None:
-        """Take the commands that the log held when the fleet came to it."""
+    def take_waiting(self, waiting: list[Record], first_time: bool = False) -> None:
+        """Take commands that came together, `first_time` those that the log held at the start."""
         last = self.command_sequence
-        self._take_waiting([r for r in waiting if r.sequence > last], first_time=last == 0)
-
-    def take_command(self, record: Record) -> None:
-        """Take a command as it comes."""
-        if record.sequence > self.command_sequence:
-            self._take_command(record)
+        self._take_waiting([r for r in waiting if r.sequence > last], first_time)
 
     def sample(self, readings: Readings | None, error: str | None) -> wire.Outgoing:
         """Think about what was measured, and return it as a sign of life.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,6 +81,7 @@ class Fleet:
                 self._follow,
                 self._tick,
                 self._beat,
+                self._say_alive,
                 self._keep_outputs_small,
             ):
                 tasks.start_soon(loop)
@@ -121,7 +122,7 @@ class Fleet:
                 node.tick()
 
     async def _beat(self) -> None:
-        """Send each node's sign of life at its time, the nodes spread over the pause evenly."""
+        """Send each node's sample at its time, the nodes spread over the pause evenly."""
         found = await self._link.reached()
         loop = asyncio.get_running_loop()
         began, sent = loop.time(), 0
@@ -134,6 +135,9 @@ class Fleet:
                 sent += 1
                 if began + sent * pause - loop.time() > TICK_SECONDS:
                     await anyio.sleep(TICK_SECONDS)
+
+    async def _say_alive(self) -> None:
+        await self._link.say_alive({name: node.session for name, node in self._nodes.items()})
 
     async def _keep_outputs_small(self) -> None:
         while True:
@@ -180,16 +184,21 @@ class Fleet:
         """Hand commands out: those that waited, then each as it comes."""
         subject = wire.command_subject(self._settings.cluster, "*")
         seen = min(node.command_sequence for node in self._nodes.values())
-        found_waiting, start = await waiting_commands(found, subject, seen)
-        waiting: dict[str, list[Record]] = {}
-        for record in found_waiting:
-            waiting.setdefault(record.node, []).append(record)
-        for name, some in waiting.items():
-            if (node := self._nodes.get(name)) is not None:
+        waiting, start = await waiting_commands(found, subject, seen)
+        for node, some in self._by_node(waiting):
+            node.take_waiting(some, first_time=node.command_sequence == 0)
+        async for together in commands(found, subject, start):
+            for node, some in self._by_node(together):
                 node.take_waiting(some)
-        async for record in commands(found, subject, start):
-            if (node := self._nodes.get(record.node)) is not None:
-                node.take_command(record)
+
+    def _by_node(self, records: Sequence[Record]) -> Iterator[tuple[FleetNode, list[Record]]]:
+        """Yield the nodes that are commanded, each with its commands in order."""
+        found: dict[str, list[Record]] = {}
+        for record in records:
+            found.setdefault(record.node, []).append(record)
+        for name, some in found.items():
+            if (node := self._nodes.get(name)) is not None:
+                yield node, some
 
 
 def _named(inventory: Inventory | None, node: str) -> Inventory | None:

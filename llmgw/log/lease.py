@@ -5,8 +5,12 @@ free once its record has not changed for a lease's length on *our* clock, during
 look; our own counts from the moment *before* we asked for it. A holder that was paused finds
 `held` false when it wakes, and the next compare-and-set tells it who leads. One that could not
 renew in time because the log was away keeps the lease if nobody else took it: whoever waits was
-cut off as well, and waits for another lease's length. The lease only chooses who may try: what
-makes two leaders harmless is the fence on every append.
+cut off as well, and waits for another lease's length; unless it could hear the holder otherwise
+than through the log, and has heard nothing. The lease only chooses who may try: what makes two
+leaders harmless is the fence on every append.
+
+An answer that was lost leaves open whether the lease was taken or renewed. It is asked for again,
+which finds that out; and counts from when it was asked for first, since others saw it from then on.
 """
 
 from __future__ import annotations
@@ -30,6 +34,10 @@ _PAUSES = 6
 """So often a lease is renewed, or looked at by who waits for it, during its length."""
 
 
+def _unheard(_holder: str) -> float:
+    return 0.0
+
+
 def boot_seconds() -> float:
     """Return a clock that goes on while the machine sleeps, where there is one."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
@@ -49,7 +57,8 @@ class Lease:
     Call `acquire` every `pause_seconds` until it returns true, then `renew` as often. All three
     calls take half a lease at most, and may raise `LogUnreachable`; the lease then simply runs on
     towards its end, and may still be renewed after it. Contenders with the same `nonce` are one:
-    what any of them held is free for the next.
+    what any of them held is free for the next. `silence` tells for how many seconds a holder could
+    have been heard otherwise than through the log, and was not; 0 where that is not known.
     """
 
     def __init__(
@@ -60,12 +69,16 @@ class Lease:
         lease_seconds: float = LEASE_SECONDS,
         clock: Callable[[], float] = boot_seconds,
         nonce: str | None = None,
+        silence: Callable[[str], float] = _unheard,
     ) -> None:
         self._log = log
         self._subject = subject
         self._lease_seconds = lease_seconds
         self._clock = clock
         self._nonce = nonce or uuid.uuid4().hex
+        self._silence = silence
+        self._first_asked: tuple[tuple[str, int], float] | None = None
+        self._heard: tuple[tuple[str, int], float] | None = None
         self._held_sequence: int | None = None
         self._held_until = float("-inf")
         self._seen_sequence = -1
@@ -87,15 +100,33 @@ class Lease:
         """The holder that was seen last, even if its lease may have run out; `None`: nobody."""
         return (self._seen.holder or None) if self._seen else None
 
+    @property
+    def sequence(self) -> int:
+        """The place of our newest record in its stream, for others to `hear` of; 0: none."""
+        return self._held_sequence or 0
+
+    def hear(self, holder: str, sequence: int) -> None:
+        """Take note that a holder has its record at this place: as if it had been looked at now."""
+        claim = (holder, sequence)
+        if self._heard is None or self._heard[0] != claim:
+            self._heard = (claim, self._clock())
+
     async def acquire(self, holder: str) -> bool:
         """Take the lease if it is free, once, and tell whether it is ours."""
         await self._look()
         if self._seen is not None and not self._is_free(self._seen):
             return False
-        return await self._claim(holder, expected=max(self._seen_sequence, 0))
+        ours = await self._claim(holder, expected=max(self._seen_sequence, 0))
+        return ours and (self.held or await self.renew())
 
     async def renew(self) -> bool:
         """Extend the lease, even one that ran out if nobody took it; false when it is not ours."""
+        ours = await self._renew_once()
+        if ours and not self.held:  # What was asked long ago had come through after all.
+            ours = await self._renew_once()
+        return ours
+
+    async def _renew_once(self) -> bool:
         if self._held_sequence is None or self._seen is None:
             return False
         return await self._claim(self._seen.holder, expected=self._held_sequence)
@@ -116,9 +147,19 @@ class Lease:
         if sequence != self._seen_sequence:
             self._seen_sequence = sequence
             self._seen = _decode(message.payload) if message else None
+            self._seen_at = now if self._seen is None else self._known_since(self._seen, now)
+        if was_blind and self._seen is not None and not self._is_gone(self._seen):
             self._seen_at = now
-        elif was_blind:
-            self._seen_at = now
+
+    def _is_gone(self, claim: _Claim) -> bool:
+        """Whether a holder that may have been as blind as we were could not be heard either."""
+        return self._silence(claim.holder) >= claim.lease_seconds
+
+    def _known_since(self, claim: _Claim, now: float) -> float:
+        """Return since when it is known that the record which was just read is there."""
+        if self._heard is not None and self._heard[0] == (claim.holder, self._seen_sequence):
+            return self._heard[1]
+        return now
 
     def _is_free(self, claim: _Claim) -> bool:
         if not claim.holder or claim.nonce == self._nonce:
@@ -126,7 +167,7 @@ class Lease:
         return self._clock() - self._seen_at >= claim.lease_seconds
 
     async def _claim(self, holder: str, expected: int) -> bool:
-        asked_at = self._clock()
+        asked_at = self._asked_first(holder, expected)
         claim = _Claim(holder, self._nonce, self._lease_seconds)
         try:
             sequence = await self._patiently(
@@ -145,6 +186,13 @@ class Lease:
         self._held_until = asked_at + _SAFETY * self._lease_seconds
         self._seen, self._seen_at = claim, asked_at
         return True
+
+    def _asked_first(self, holder: str, expected: int) -> float:
+        """Return when this very claim was asked for first: the log may have it since then."""
+        claim = (holder, expected)
+        if self._first_asked is None or self._first_asked[0] != claim:
+            self._first_asked = (claim, self._clock())
+        return self._first_asked[1]
 
     async def _patiently(self, answer: Awaitable[T]) -> T:
         """Wait for an answer for half a lease: asking again finds what was done after all."""

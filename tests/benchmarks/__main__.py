@@ -18,6 +18,7 @@ from tests.benchmarks import (
     folding,
     following,
     judging,
+    leading,
     placing,
     replaying,
     sampling,
@@ -34,6 +35,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[Result]]] = {
     "judging": judging.benchmark,
     "placing": placing.benchmark,
     "deciding": deciding.benchmark,
+    "leading": leading.benchmark,
 }
 OUTPUT = Path(__file__).parents[2] / "build" / "bench.json"
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from llmgw import wire
 from llmgw.core import events as e
 from llmgw.core.commands import SetAssignments
-from llmgw.core.records import Record
-from llmgw.core.telemetry import NodeSample
 from llmgw.testing.builders import entry, inventory, processor
-from tests.support.cluster import NAME, Cluster, Program, running_cluster
+from tests.support.cluster import Cluster, Program, running_cluster
 from tests.support.nats import stopped
+from tests.support.pulse import Pulse
 from tests.support.wait import until
 
 
@@ -32,38 +30,6 @@ async def join(cluster: Cluster, node: str) -> None:
     """Have a node come up and say what it has."""
     await cluster.write(e.NodeStarted(boot_id="b1", agent_version="1"), node)
     await cluster.write(e.NodeInventoryTaken(inventory=inventory(node, processor())), node)
-
-
-def told(record: Record) -> str:
-    """Return the node that a record is of, or speaks of."""
-    return record.node or getattr(record.body, "node", "")
-
-
-class Pulse:
-    """Signs of life of nodes that do not exist, while they are in `nodes`."""
-
-    def __init__(self, cluster: Cluster, *nodes: str) -> None:
-        self.nodes = {*nodes}
-        self._cluster = cluster
-        self._number = 0
-
-    async def _beat(self) -> object:
-        """Send a sample of each node; never true, so that `until` goes on beating."""
-        self._number += 1
-        for node in self.nodes:
-            sample = NodeSample(node=node, session="s", number=self._number)
-            message = wire.encode_sample(NAME, sample, time="2026-01-01T00:00:00Z")
-            await self._cluster.log.publish_sample(message.subject, message.payload)
-        return None
-
-    @contextlib.asynccontextmanager
-    async def beating(self) -> AsyncIterator[None]:
-        heart: asyncio.Task[object] = asyncio.create_task(until(self._beat, 600))
-        try:
-            yield
-        finally:
-            heart.cancel()
-            await asyncio.gather(heart, return_exceptions=True)
 
 
 async def leader_of(cluster: Cluster, term: int, *programs: Program) -> tuple[Program, ...]:
@@ -138,14 +104,59 @@ async def test_silence_of_one_node_is_a_loss_and_silence_of_all_is_a_doubt(
         retired = await cluster.event(e.ReplicaRetired)
         assert "2 wanted" in retired.reason
 
-        # A node that joins has been heard, though no sample of it has come yet.
-        await join(cluster, "n3")
-        await cluster.event(e.NodeLost, node="n3")
-        joined, lost_at = (
-            next(r.time_ns for r in cluster.records if isinstance(r.body, kind) and "n3" in told(r))
-            for kind in (e.NodeInventoryTaken, e.NodeLost)
-        )
-        assert lost_at - joined > 1.8e9
+
+async def test_an_agent_of_before_that_sends_samples_alone_counts_as_alive(
+    cluster: Cluster,
+) -> None:
+    for node in ("n1", "n2"):
+        await join(cluster, node)
+    pulse = Pulse(cluster, "n1")
+    pulse.old = {"n2"}
+    async with pulse.beating():
+        cluster.controller(node_lost_seconds=1)
+        await cluster.event(e.ControllerElected, term=1)
+        pulse.nodes.clear()
+        assert (await cluster.event(e.NodeLost)).node == "n1"
+        pulse.nodes, pulse.old = {"n1"}, set()
+        await cluster.event(e.NodeReturned, node="n1")
+        lost = await cluster.event(e.NodeLost, node="n2")
+        assert lost.silent_seconds >= 3, "who was never heard to beat is waited for longer"
+
+
+async def test_a_controller_that_was_paused_renews_its_lease_before_it_says_anything(
+    cluster: Cluster,
+) -> None:
+    """It was away for longer than nodes may be silent, and none of them is blamed for that."""
+    for node in ("n1", "n2", "n3"):
+        await join(cluster, node)
+    lost_seconds = 1.0
+    lease = cluster.log.lease_subject("controller")
+    said: list[str] = []
+
+    def take(subject: str, _: bytes) -> None:
+        if subject == lease or ".event.controller." in subject or ".command." in subject:
+            said.append(subject)
+
+    listening = asyncio.create_task(cluster.log.ear([">"], take).listen())
+    async with Pulse(cluster, "n1", "n2", "n3").beating():
+        controller = cluster.controller(lease_seconds=0.5, node_lost_seconds=lost_seconds)
+        await cluster.event(e.ControllerElected, term=1)
+        await until(lambda: lease in said, what="it is heard to renew its lease")
+        with stopped(controller.pid):
+            began = time.monotonic()
+            request = await cluster.apply(entry("m", "cpu", gib=1, replicas=2))
+            await until(lambda: time.monotonic() - began > 3 * lost_seconds, what="it was away")
+            said.clear()
+        await cluster.event(e.CatalogAccepted, request=request, term=1)
+        await cluster.event(SetAssignments)
+        assert said[0] == lease
+        # What it had decided before it slept, it decides on what it knows now: once.
+        assert len(cluster.events(e.ReplicaAssigned)) == 2
+        await until(lambda: said.count(lease) > 10, what="it has looked at its nodes again")
+    assert cluster.events(e.NodeLost) == []
+    assert cluster.state.term == 1
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
 
 
 async def test_a_controller_without_its_log_waits_and_blames_no_node(cluster: Cluster) -> None:
@@ -180,3 +191,44 @@ async def test_a_log_that_was_wiped_is_folded_anew_and_stops_nothing(cluster: Cl
     command = await cluster.event(SetAssignments)
     assert [a.replica for a in command.assignments] == ["r1"]
     assert len(cluster.events(SetAssignments)) == 1
+
+
+async def test_after_a_log_was_wiped_nothing_is_decided_until_all_nodes_of_before_have_reported(
+    cluster: Cluster,
+) -> None:
+    """What runs on a node that has not been heard would else be started a second time elsewhere."""
+    for node in ("n1", "n2"):
+        await join(cluster, node)
+    controller = cluster.controller(node_lost_seconds=30)
+    await cluster.apply(entry("m", "cpu", gib=1))
+    await cluster.event(SetAssignments)
+    placed = cluster.state.replicas["r1"].parts[0].node
+    other = "n2" if placed == "n1" else "n1"
+    await cluster.wipe_log()
+    await join(cluster, other)
+    request = await cluster.apply(entry("m", "cpu", gib=1))
+    await until(lambda: controller.says("waits_for_nodes"), 30, "it waits for the one that serves")
+    assert f'"nodes": ["{placed}"]' in controller.output
+    await join(cluster, placed)
+    await cluster.write(e.ReplicaAdopted(replica="r1", generation=1, pid=7, port=18100), placed)
+    await cluster.event(e.CatalogAccepted, 60, request=request)
+    await cluster.event(SetAssignments)
+    heard = [r.sequence for r in cluster.records if r.node == placed]
+    decided = [r.sequence for r in cluster.records if isinstance(r.body, e.Decision)]
+    assert min(heard) < min(decided)
+
+
+async def test_a_node_that_stays_away_after_a_log_was_wiped_is_not_waited_for_for_ever(
+    cluster: Cluster,
+) -> None:
+    for node in ("n1", "n2"):
+        await join(cluster, node)
+    controller = cluster.controller(node_lost_seconds=4, heartbeat_seconds=1)
+    async with Pulse(cluster, "n1", "n2").beating():
+        await cluster.event(e.ControllerElected, term=1)
+        await cluster.wipe_log()
+        await join(cluster, "n1")
+        await cluster.apply(entry("m", "cpu", gib=1))
+        await until(lambda: controller.says("waits_for_nodes"), 30, "it waits for n2")
+        command = await cluster.event(SetAssignments, 30)
+    assert command.node == "n1"
