@@ -22,6 +22,14 @@ class LogRewound(LogUnreachable):
     """
 
 
+class TooLarge(LlmgwError):
+    """A message is larger than the log takes; `message_id` says which. Repeating it is in vain."""
+
+    def __init__(self, message: str, message_id: str) -> None:
+        super().__init__(message)
+        self.message_id = message_id
+
+
 class Entry(Protocol):
     """One message to append, such as `wire.Outgoing`. `message_id` makes repeating harmless."""
 

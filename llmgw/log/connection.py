@@ -7,18 +7,29 @@ and hands it to the publisher and the readers. It knows nothing of streams or me
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import anyio
 import structlog
 
 from llmgw.errors import LlmgwError, LogUnreachable
-from llmgw.log.session import CONNECT_ATTEMPT_SECONDS, NoAnswer, NoResponders, Session, masked
+from llmgw.log.session import (
+    CONNECT_ATTEMPT_SECONDS,
+    NoAnswer,
+    NoResponders,
+    Session,
+    address,
+    masked,
+)
 
 T = TypeVar("T")
 
 _RECONNECT_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
+PREPARE_AGAIN_SECONDS = 0.3
+"""Short: a leader of ours keeps its lease only if it is back soon, whatever other streams do."""
 _FIRST_RETRY_SECONDS = 0.05
 _LONGEST_RETRY_SECONDS = 0.5
 
@@ -36,6 +47,8 @@ class Connection:
         ping_interval_seconds: float,
     ) -> None:
         self._url = url
+        # In any order, so that clients spread over the servers; which is tried first changes.
+        self._servers = random.sample(url.split(","), url.count(",") + 1)
         self._name = name
         self._prepare = prepare
         self._ping_interval_seconds = ping_interval_seconds
@@ -43,6 +56,8 @@ class Connection:
         self._ready = asyncio.Event()
         self._closed = False
         self._keeper: asyncio.Task[None] | None = None
+        self._repairing: asyncio.Task[None] | None = None
+        self._ailment = ""
         self._reason = "not connected yet"
 
     @property
@@ -70,10 +85,8 @@ class Connection:
                 session = await self._connect(min(left, CONNECT_ATTEMPT_SECONDS))
                 break
             except NoAnswer as failure:
-                if "authorization" in str(failure).lower():
-                    raise LogUnreachable(
-                        f"the log at {self.where} refuses these credentials: check LLMGW_NATS_URL"
-                    ) from failure
+                if _is_refusal(failure):
+                    raise LogUnreachable(self._refused) from failure
                 if loop.time() + _RECONNECT_PAUSE_SECONDS >= deadline:
                     raise LogUnreachable(
                         f"the log at {self.where} cannot be reached within {deadline_seconds:g} s "
@@ -112,8 +125,10 @@ class Connection:
                     except NoAnswer as failure:
                         reason = str(failure)
                         if isinstance(failure, NoResponders):
-                            reason = await self._repair(session) or reason
-                    await asyncio.sleep(pause_seconds)
+                            self._begin_repair(session)
+                            reason = self._ailment or reason
+                    jitter = random.uniform(0.8, 1.2)  # noqa: S311 -- no secret
+                    await asyncio.sleep(pause_seconds * jitter)
                     pause_seconds = min(2 * pause_seconds, _LONGEST_RETRY_SECONDS)
         except TimeoutError:
             raise LogUnreachable(
@@ -125,26 +140,38 @@ class Connection:
     async def close(self) -> None:
         """End the session and the keeping. Safe to call twice."""
         self._closed = True
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        for task in (self._keeper, self._repairing):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
         self._ready.set()
 
+    @property
+    def _refused(self) -> str:
+        return f"the log at {self.where} refuses these credentials: check LLMGW_NATS_URL"
+
     async def _connect(self, attempt_seconds: float, *, again: bool = False) -> Session:
         session = Session(self._ping_interval_seconds)
         try:
-            await session.open(self._url, self._name, attempt_seconds)
+            await session.open(",".join(self._servers), self._name, attempt_seconds)
             try:
-                await self._prepare(session)
-            except NoAnswer:
-                # Streams without a leader come back while they are asked for something, and only
-                # one that is missing then needs to be prepared.
-                if not again or session.lost is not None:
+                async with asyncio.timeout(PREPARE_AGAIN_SECONDS if again else None):
+                    await self._prepare(session)
+            except (NoAnswer, TimeoutError) as failure:
+                # Streams without a leader come back while others are asked for something, and only
+                # one that is missing needs to be prepared.
+                if session.lost is not None:
+                    raise NoAnswer(session.lost) from failure
+                if not again:
                     raise
+                self._begin_repair(session)
         except BaseException:
-            await session.close()
+            # One that hangs is not tried twice in a row.
+            self._servers.append(self._servers.pop(0))
+            with anyio.CancelScope(shield=True):
+                await session.close()
             raise
         return session
 
@@ -160,7 +187,9 @@ class Connection:
             await self._session.wait_lost()
             self._reason = self._session.lost or ""
             _log.warning("log connection lost", url=self.where, reason=self._reason)
+            lost_at = self._session.address
             await self._session.close()
+            self._servers.sort(key=lambda url: address(url) == lost_at)
             self._offer(await self._reconnect())
             _log.info("log connection restored", url=self.where)
 
@@ -170,15 +199,28 @@ class Connection:
             try:
                 return await self._connect(CONNECT_ATTEMPT_SECONDS, again=True)
             except LlmgwError as failure:  # Even a refusal: credentials rotate, servers upgrade.
-                self._reason = str(failure)
+                self._reason = self._refused if _is_refusal(failure) else str(failure)
                 _log.warning("log cannot be reached", url=self.where, reason=self._reason)
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
 
-    async def _repair(self, session: Session) -> str:
-        """Set the streams up again, in case somebody deleted them; return why that failed."""
+    def _begin_repair(self, session: Session) -> None:
+        """Set the streams up again meanwhile, in case somebody deleted them.
+
+        Nobody waits for that: a stream that only has no leader right now answers sooner.
+        """
+        if self._repairing is None or self._repairing.done():
+            self._repairing = asyncio.create_task(self._repair(session))
+
+    async def _repair(self, session: Session) -> None:
+        self._ailment = ""
         try:
             await self._prepare(session)
         except LlmgwError as failure:
-            return str(failure)
-        return ""
+            self._ailment = str(failure)
+
+
+def _is_refusal(failure: LlmgwError) -> bool:
+    """Whether it was the credentials: unknown, wrong or revoked."""
+    said = str(failure).lower()
+    return "authorization" in said or "authentication" in said

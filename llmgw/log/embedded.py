@@ -16,6 +16,7 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import anyio
 import msgspec
 import structlog
 
@@ -132,7 +133,8 @@ class EmbeddedServer:
         try:
             await self._until_ready(deadline_seconds)
         except BaseException:
-            await self.stop()
+            with anyio.CancelScope(shield=True):
+                await self.stop()
             raise
         _log.info("log server started", url=self.url, pid=self.pid)
 
@@ -144,7 +146,8 @@ class EmbeddedServer:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), grace_seconds)
+            async with asyncio.timeout(grace_seconds):
+                await process.wait()
         except TimeoutError:
             _log.warning("log server did not end in time and is killed", pid=process.pid)
             with contextlib.suppress(ProcessLookupError):
@@ -249,6 +252,7 @@ async def embedded_server(
             await server.start()
             yield server
         finally:
-            await server.stop()
+            with anyio.CancelScope(shield=True):
+                await server.stop()
     finally:
         folder.release()

@@ -8,25 +8,28 @@ Decoding is the caller's.
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
+
+import anyio
 
 from llmgw.log import endpoints, reader, samples, setup
 from llmgw.log.base import Bounds, Entry, Fence, Message
 from llmgw.log.connection import Connection
 from llmgw.log.endpoints import Service
+from llmgw.log.hearing import Ear
 from llmgw.log.publisher import Publisher, Stored, StoredReply
-from llmgw.log.session import Session, check_url
+from llmgw.log.session import NoAnswer, Session, check_url
 from llmgw.wire import Outgoing
 
 if TYPE_CHECKING:
     from llmgw.log.objects import ObjectSnapshots
-    from llmgw.log.retention import Margins
 
 CONNECT_DEADLINE_SECONDS = 10.0
 ANSWER_DEADLINE_SECONDS = 15.0
-PING_INTERVAL_SECONDS = 5.0
+PING_INTERVAL_SECONDS = 3.0
+"""Leaving a server that hangs takes up to twice this: no node may count as lost for that."""
 
 
 class JetStreamLog:
@@ -127,13 +130,11 @@ class JetStreamLog:
 
         return ObjectSnapshots(self._connection, self._names, self._deadline_seconds)
 
-    async def let_go(self, before_ns: int, margins: Margins) -> None:
-        """Let records go that were stored before a time; see `llmgw.log.retention`."""
-        from llmgw.log import retention
+    async def let_go(self, last: int) -> None:
+        """Let all records go up to a sequence; see `llmgw.log.cutting.cut`."""
+        from llmgw.log import cutting
 
-        log = self._names.log
-        deadline = self._deadline_seconds
-        await retention.let_go(self._connection, log, before_ns, margins, deadline)
+        await cutting.cut(self._connection, self._names.log, last, self._deadline_seconds)
 
     async def publish_sample(self, subject: str, payload: bytes) -> bool:
         """Send a sample to the telemetry stream if it can go at once, and tell whether it went.
@@ -149,6 +150,24 @@ class JetStreamLog:
         """
         filters = list(subjects) or [f"{self._names.prefix}telemetry.>"]
         return samples.follow(self._connection, self._names.telemetry, filters)
+
+    async def say(self, subject: str, payload: bytes) -> bool:
+        """Say something to whoever listens right now, and tell whether it went; in no stream.
+
+        Never waits, never fails, and needs no stream that has a leader.
+        """
+        session = self._connection.live
+        if session is None:
+            return False
+        try:
+            await session.send(subject, payload)
+        except NoAnswer:
+            return False
+        return True
+
+    def ear(self, subjects: Sequence[str], take: Callable[[str, bytes], None]) -> Ear:
+        """Return what hears all that is said on some subjects from now on; see `Ear`."""
+        return Ear(self._connection, subjects, take)
 
     def lease_subject(self, name: str) -> str:
         """Return the subject of a lease (see `llmgw.log.lease`), a key in a key-value bucket."""
@@ -189,6 +208,7 @@ async def connect(
     try:
         await connection.start(deadline_seconds)
     except BaseException:
-        await connection.close()
+        with anyio.CancelScope(shield=True):
+            await connection.close()
         raise
     return JetStreamLog(connection, names, answer_deadline_seconds)

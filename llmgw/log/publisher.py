@@ -17,7 +17,7 @@ import structlog
 from nats.aio.msg import Msg
 
 from llmgw.errors import AppendRefused, LlmgwError, LogUnreachable
-from llmgw.log.base import Entry, Fence
+from llmgw.log.base import Entry, Fence, TooLarge
 from llmgw.log.connection import Connection
 from llmgw.log.session import NoAnswer, Session
 from llmgw.log.setup import (
@@ -123,7 +123,7 @@ class Publisher:
             try:
                 last = await _send_batch(session, batch, fence)
             except ApiError as failure:
-                if failure.code == _DUPLICATES and fence is None:
+                if failure.code in (_DUPLICATES, *_TOO_LARGE) and fence is None:
                     return None
                 last = await self._settle(session, failure, batch[0], fence) + len(batch) - 1
             return list(range(last - len(batch) + 1, last + 1))
@@ -137,8 +137,8 @@ class Publisher:
                 f"the nats-server at {self._connection.where} cannot store several fenced "
                 "messages as one: upgrade it to 2.12.6 or newer"
             )
-        # Some are stored already, or the server knows no batches: one after the other keeps the
-        # order, and the ids keep those that are there from being stored again.
+        # Some are stored already, one is too large, or the server knows no batches: one after the
+        # other keeps the order, and the ids keep those that are there from being stored again.
         return [await self.append(entry, None) for entry in batch]
 
     async def publish_sample(self, subject: str, payload: bytes) -> bool:
@@ -168,7 +168,8 @@ class Publisher:
         the fence after the expected one; a look at that one tells.
         """
         if failure.code in _TOO_LARGE:
-            raise LlmgwError(f"the log does not take this message: {failure}") from failure
+            said = f"the log does not take a message for {first.subject}: {failure}"
+            raise TooLarge(said, first.message_id) from failure
         if failure.code in _FULL:
             raise LogUnreachable(
                 f"the log at {session.url} is full ({failure}): "
@@ -211,9 +212,10 @@ def _check_size(session: Session, entry: Entry, headers: dict[str, str]) -> None
     most_bytes = min(session.max_payload_bytes, MAX_MESSAGE_BYTES)
     size_bytes = len(entry.payload) + header_bytes
     if size_bytes > most_bytes:
-        raise LlmgwError(
+        raise TooLarge(
             f"a message of {size_bytes} bytes for {entry.subject} is too large: "
-            f"the log at {session.url} takes {most_bytes} bytes"
+            f"the log at {session.url} takes {most_bytes} bytes",
+            entry.message_id,
         )
 
 

@@ -15,10 +15,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import random
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from urllib.parse import urlsplit
 
+import anyio
 import nats.errors
 import structlog
 from nats.aio.client import Client
@@ -35,7 +37,9 @@ CONNECT_ATTEMPT_SECONDS = 5.0
 _CLIENT_BUFFER_BYTES = 256 * 1024 * 1024
 _RETRY_PAUSE_SECONDS = 0.25
 _SILENT_TIMEOUTS = 3
+_AGAIN_SECONDS = 0.25
 _CLOSE_SECONDS = 2.0
+_DEFAULT_PORT = 4222
 _DENIED = re.compile(r'permissions violation for publish to "(.+)"', re.IGNORECASE)
 
 _log = structlog.get_logger(__name__)
@@ -52,6 +56,12 @@ class NoResponders(NoAnswer):
 def masked(url: str) -> str:
     """Return the URL without its credentials."""
     return re.sub(r"//[^@/,]*@", "//***@", url)
+
+
+def address(url: str) -> tuple[str | None, int]:
+    """Return host and port of one server."""
+    parts = urlsplit(url.strip())
+    return parts.hostname, parts.port or _DEFAULT_PORT
 
 
 def check_url(url: str) -> None:
@@ -81,34 +91,36 @@ class Session:
         self._listeners: set[Callable[[], None]] = set()
         self._lost = asyncio.Event()
         self._silence: tuple[int, int] = (0, 0)
+        self._round_trips = 0
         self._watch: asyncio.Task[None] | None = None
         self._last_error = ""
         self._loss: str | None = None
         self.url = ""
+        self.address: tuple[str | None, int] = (None, 0)
         self.version = (0, 0, 0)
 
     async def open(self, url: str, name: str, attempt_seconds: float) -> None:
-        """Connect. Raises `NoAnswer` (try again) or `LlmgwError` (the server is too old)."""
+        """Connect to the first server that answers, of several in `url` separated by commas.
+
+        Raises `NoAnswer` (try again) or `LlmgwError` (the server is too old).
+        """
+        # In a task of its own: what is cancelled in the middle of nats-py's waiting may not be,
+        # since `wait_for` of Python 3.11 forgets that when its answer comes in the same moment.
+        connecting = asyncio.ensure_future(self._connect(url, name))
         try:
             async with asyncio.timeout(attempt_seconds):
-                await self._client.connect(
-                    url.split(","),
-                    name=name,
-                    error_cb=self._on_error,
-                    closed_cb=self._on_closed,
-                    allow_reconnect=False,
-                    max_reconnect_attempts=-1,  # Within this attempt; its end is the time-out.
-                    reconnect_time_wait=_RETRY_PAUSE_SECONDS,  # type: ignore[arg-type]
-                    connect_timeout=CONNECT_ATTEMPT_SECONDS,  # type: ignore[arg-type]
-                    ping_interval=self._ping_interval_seconds,  # type: ignore[arg-type]
-                    max_outstanding_pings=2,
-                    pending_size=_CLIENT_BUFFER_BYTES,
-                )
+                await asyncio.wait({connecting})
+            connecting.result()
         except (OSError, nats.errors.Error) as failure:
             self._fail(self._last_error or str(failure) or "no answer")
             raise NoAnswer(self._loss) from failure
+        finally:
+            connecting.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.gather(connecting, return_exceptions=True)
         connected = self._client.connected_url
         self.url = masked(connected.geturl()) if connected else masked(url)
+        self.address = address(connected.geturl() if connected else url)
         version = repr(self._client.connected_server_version).strip("<>").rpartition(" v")[2]
         refuse_old_server(version, self.url)
         self.version = parse_version(version)
@@ -117,6 +129,22 @@ class Session:
         self._client._reading_task.add_done_callback(lambda _: self._fail("the connection broke"))
         await self.subscribe(f"{self._inbox}.*", self._on_reply)
         self._watch = asyncio.create_task(self._watch_round_trips())
+
+    async def _connect(self, url: str, name: str) -> None:
+        await self._client.connect(
+            url.split(","),
+            name=name,
+            error_cb=self._on_error,
+            closed_cb=self._on_closed,
+            allow_reconnect=False,
+            max_reconnect_attempts=-1,  # Within this attempt; its end is the time-out.
+            reconnect_time_wait=_RETRY_PAUSE_SECONDS,  # type: ignore[arg-type]
+            connect_timeout=CONNECT_ATTEMPT_SECONDS,  # type: ignore[arg-type]
+            ping_interval=self._ping_interval_seconds,  # type: ignore[arg-type]
+            max_outstanding_pings=2,
+            pending_size=_CLIENT_BUFFER_BYTES,
+            dont_randomize=True,
+        )
 
     @property
     def lost(self) -> str | None:
@@ -153,23 +181,53 @@ class Session:
             raise NoAnswer(str(failure)) from failure
 
     async def request(
-        self, subject: str, payload: bytes, timeout: float, headers: Headers | None = None
+        self,
+        subject: str,
+        payload: bytes,
+        timeout: float,
+        headers: Headers | None = None,
+        *,
+        again: bool = False,
     ) -> Msg:
         """Publish and wait for the one reply. Raises `NoAnswer`, or `LlmgwError` when
         the server does not permit it.
+
+        With `again` it is said anew while no answer comes, and the first answer counts: nobody
+        answers for a stream without a leader, and the next one is so asked soon after it is there.
         """
         token = f"{next(self._numbers):x}"
         answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         self._waiting[token] = (subject, answer)
+        reply = f"{self._inbox}.{token}"
         try:
-            await self.send(subject, payload, headers, reply=f"{self._inbox}.{token}")
+            await self.send(subject, payload, headers, reply)
             async with asyncio.timeout(timeout):
+                if again:
+                    await self._insist(answer, subject, payload, headers, reply)
                 return await answer
         except TimeoutError:
             self._note_silence()
             raise NoAnswer(f"no answer within {timeout:g} s") from None
         finally:
             del self._waiting[token]
+
+    async def _insist(
+        self,
+        answer: asyncio.Future[Msg],
+        subject: str,
+        payload: bytes,
+        headers: Headers | None,
+        reply: str,
+    ) -> None:
+        """Say it again, more and more seldom, until there is an answer."""
+        pause_seconds = _AGAIN_SECONDS
+        while True:
+            wait_seconds = pause_seconds * random.uniform(0.8, 1.2)  # noqa: S311 -- no secret
+            await asyncio.wait({answer}, timeout=wait_seconds)
+            if answer.done():
+                return
+            await self.send(subject, payload, headers, reply)
+            pause_seconds *= 2
 
     async def subscribe(
         self, subject: str, callback: Callable[[Msg], Awaitable[None]], *, queue: str = ""
@@ -234,12 +292,13 @@ class Session:
             await asyncio.sleep(self._ping_interval_seconds)
             try:
                 await self._client.flush(self._ping_interval_seconds)  # type: ignore[arg-type]
+                self._round_trips += 1
             except nats.errors.Error:
                 self._fail(f"the server was silent for {self._ping_interval_seconds:g} s")
 
     def _note_silence(self) -> None:
         """Count time-outs during which nothing at all arrived; too many end the session."""
-        received = self._client.stats["in_msgs"]
+        received = self._client.stats["in_msgs"] + self._round_trips
         since, count = self._silence
         self._silence = (received, count + 1 if since == received else 1)
         if self._silence[1] >= _SILENT_TIMEOUTS:
@@ -257,14 +316,15 @@ class Session:
 
     async def _on_error(self, error: Exception) -> None:
         """Log what nats-py reports, and fail what a missing permission concerns."""
-        self._last_error = str(error) or type(error).__name__
+        before, self._last_error = self._last_error, str(error) or type(error).__name__
         if denied := _DENIED.search(self._last_error):
             for subject, answer in self._waiting.values():
                 if subject.lower() == denied[1] and not answer.done():
                     answer.set_exception(
                         LlmgwError(f"the server does not let this user publish on {subject}")
                     )
-        if self.url:  # While connecting, the caller says it better.
+        # While connecting, the caller says it better; and what is denied may be tried for ever.
+        if self.url and self._last_error != before:
             _log.warning("nats reported an error", error=self._last_error, url=self.url)
 
     async def _on_closed(self) -> None:

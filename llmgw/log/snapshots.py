@@ -24,6 +24,7 @@ import structlog
 from llmgw.core.cluster import CODE_SCHEMA, Cluster
 from llmgw.core.freezing import fingerprint, freeze, thaw
 from llmgw.errors import DataFolderError, LlmgwError
+from llmgw.log.shielded import shielded
 
 FILE = "snapshots.sqlite"
 KEPT = 3
@@ -211,7 +212,7 @@ async def open_snapshots(folder: Path) -> AsyncIterator[LocalSnapshots]:
     path = folder / FILE
     try:
         await asyncio.to_thread(_prepare, path)
-        async with aiosqlite.connect(path) as database:
+        async with shielded(aiosqlite.connect(path)) as database:
             yield LocalSnapshots(database, path)
     except (sqlite3.Error, OSError) as error:
         raise _unwritable(path, error) from error

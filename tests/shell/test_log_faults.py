@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
 import os
 import shutil
 import signal
-import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
 
 from llmgw.errors import LlmgwError, LogUnreachable, UsageError
 from llmgw.log.base import LogRewound, Message
 from llmgw.log.embedded import EmbeddedServer, embedded_server
-from llmgw.log.jetstream import JetStreamLog, connect
+from llmgw.log.jetstream import connect
 from llmgw.log.reader import MOST_OUTSTANDING
+from tests.support.load import Load
 from tests.support.nats import (
     Subjects,
+    ask,
     collect,
     fresh_subjects,
     log_on,
@@ -49,71 +47,6 @@ def at() -> Subjects:
 async def kill(server: EmbeddedServer) -> None:
     os.kill(server.pid, signal.SIGKILL)
     assert await server.wait() == -signal.SIGKILL
-
-
-async def ask(server: EmbeddedServer, subject: str, body: object = None) -> dict[str, object]:
-    """Speak to the JetStream API as another program would."""
-    client = await nats.connect(server.url)
-    try:
-        payload = b"" if body is None else json.dumps(body).encode()
-        reply: dict[str, object] = json.loads((await client.request(subject, payload)).data)
-    finally:
-        await client.close()
-    return reply
-
-
-class Load:
-    """Writers that append until told to stop, and remember what was acknowledged."""
-
-    def __init__(self, log: JetStreamLog, at: Subjects) -> None:
-        self.acknowledged: dict[int, bytes] = {}
-        self.longest_seconds = 0.0
-        self._log = log
-        self._at = at
-        self._done = asyncio.Event()
-        self._writers = [asyncio.ensure_future(self._write(f"w{n}")) for n in range(4)]
-        self._writers.append(asyncio.ensure_future(self._decide()))
-
-    async def goes_on(self, more: int = 200) -> None:
-        enough = len(self.acknowledged) + more
-        await until(lambda: len(self.acknowledged) >= enough, 60, "appends go on")
-
-    async def stop(self) -> None:
-        self._done.set()
-        await asyncio.gather(*self._writers)
-
-    async def _write(self, writer: str) -> None:
-        for number in itertools.takewhile(self._goes_on, itertools.count()):
-            payload = f"{writer}-{number}".encode()
-            began = time.monotonic()
-            self._note(
-                await self._log.append(
-                    self._at.event(writer), payload, message_id=payload.decode()
-                ),
-                payload,
-            )
-            self.longest_seconds = max(self.longest_seconds, time.monotonic() - began)
-
-    async def _decide(self) -> None:
-        """Append behind a fence: nobody else does, so none may be refused."""
-        last = 0
-        for number in itertools.takewhile(self._goes_on, itertools.count()):
-            payload = f"decision-{number}".encode()
-            last = await self._log.append(
-                self._at.decision,
-                payload,
-                message_id=payload.decode(),
-                expected_last=last,
-                fence=self._at.fence,
-            )
-            self._note(last, payload)
-
-    def _goes_on(self, _: int) -> bool:
-        return not self._done.is_set()
-
-    def _note(self, sequence: int, payload: bytes) -> None:
-        assert sequence not in self.acknowledged
-        self.acknowledged[sequence] = payload
 
 
 async def test_kill_under_appends_loses_and_doubles_nothing(

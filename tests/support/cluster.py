@@ -27,6 +27,7 @@ from llmgw.core.cluster import Cluster as State
 from llmgw.core.commands import Assignment, SetAssignments
 from llmgw.core.fold import apply
 from llmgw.core.records import Record
+from llmgw.core.verify import verify
 from llmgw.log.base import LogRewound
 from llmgw.log.embedded import EmbeddedServer, embedded_server
 from llmgw.log.jetstream import JetStreamLog, connect
@@ -292,6 +293,18 @@ class OnLog(Programs):
         sequence, state = self.state.sequence, snapshot(self.state)
         assert snapshot(await fold_log(self.log, sequence)) == state
 
+    def assert_decides_the_same(self) -> None:
+        """Fail when anything that controllers decided would be decided otherwise by this code.
+
+        What was read of the log is decided again, as `ctl replay --verify` does; of one that was
+        replaced or that commands were put into by hand nothing follows.
+        """
+        if self._by_hand or not self.records or self.records[0].sequence != 1:
+            return
+        verdict = verify(self.records)
+        assert verdict.difference is None, verdict.difference
+        assert verdict.changed == 0, verdict.first_change
+
     async def close(self) -> None:
         """End what still runs, and stop following."""
         self.end_all()
@@ -352,6 +365,7 @@ async def running_cluster(folder: Path) -> AsyncIterator[Cluster]:
         finally:
             await cluster.close()
     cluster.assert_never_doubled()
+    cluster.assert_decides_the_same()
 
 
 @contextlib.asynccontextmanager
@@ -373,6 +387,7 @@ async def running_up(folder: Path, *arguments: str, **settings: object) -> Async
     finally:
         programs.end_all()
     programs.assert_never_doubled()
+    up.assert_decides_the_same()
 
 
 def _is_of(endpoint: Path, program: Program) -> bool:

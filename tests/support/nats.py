@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+import nats
 
 from llmgw.log.base import Log, Message
 from llmgw.log.embedded import EmbeddedServer, server_program
@@ -88,6 +92,80 @@ async def plain_server(folder: Path, config: str) -> AsyncIterator[str]:
         await process.wait()
 
 
+class OwnServer:
+    """A nats-server whose configuration a test changes while it runs."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self._folder = folder
+        self._file = folder / "own.conf"
+        self.address = f"127.0.0.1:{port}"
+
+    def write(self, config: str) -> list[str]:
+        """Write its configuration; return the command line that runs it."""
+        own = f'listen: "{self.address}"\nlog_file: "{self._folder}/own.log"\n'
+        store = f'jetstream {{ store_dir: "{self._folder}/own" }}\n'
+        self._file.write_text(own + store + config)
+        return [server_program(), "-c", str(self._file)]
+
+    async def reload(self, config: str) -> None:
+        """Have it go on with another configuration."""
+        await asyncio.to_thread(self.write, config)
+        before = await asyncio.to_thread(self._reloads)
+        os.kill(self.pid, signal.SIGHUP)
+
+        async def done() -> bool:
+            return await asyncio.to_thread(self._reloads) > before
+
+        await until(done, what="the server has reloaded its configuration")
+
+    def _reloads(self) -> int:
+        log = (self._folder / "own.log").read_text()
+        assert "Failed to reload" not in log, log
+        return log.count("Reloaded server configuration")
+
+    @contextlib.asynccontextmanager
+    async def running(self, config: str) -> AsyncIterator[None]:
+        """Run it for the length of the block."""
+        command = tethered(await asyncio.to_thread(self.write, config))
+        process = await asyncio.create_subprocess_exec(*command)
+        self.pid = process.pid
+        try:
+            await until(lambda: answers(self.address), what="the server answers")
+            yield
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+async def answers(address: str) -> bool:
+    """Tell whether something takes connections there."""
+    host, _, port = address.rpartition(":")
+    try:
+        _, writer = await asyncio.open_connection(host, int(port))
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody has right now."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+    return port
+
+
+async def ask(server: EmbeddedServer, subject: str, body: object = None) -> dict[str, object]:
+    """Speak to the JetStream API as another program would."""
+    client = await nats.connect(server.url)
+    try:
+        payload = b"" if body is None else json.dumps(body).encode()
+        reply: dict[str, object] = json.loads((await client.request(subject, payload)).data)
+    finally:
+        await client.close()
+    return reply
+
+
 def numbered(subject: str, count: int, *, first: int = 1) -> list[Outgoing]:
     """Return messages whose payload and id are their number."""
     return [Outgoing(subject, b"%d" % n, f"id-{n}") for n in range(first, first + count)]
@@ -118,12 +196,13 @@ def payloads(messages: list[Message]) -> list[bytes]:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """Hold a process with SIGSTOP for the length of the block."""
+    """Hold a process with SIGSTOP for the length of the block, or until somebody kills it."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def is_running(pid: int) -> bool:

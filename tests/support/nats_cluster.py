@@ -20,11 +20,15 @@ from llmgw.log.tether import tethered
 from tests.support.wait import until
 
 SERVERS = ("s1", "s2", "s3")
+_ANSWER_SECONDS = 0.2
+"""Short, so that it is soon seen when somebody leads again: until then nobody answers."""
 
 _CONFIG = """
 server_name: %(name)s
 listen: "127.0.0.1:%(port)d"
 jetstream { store_dir: "%(store)s", sync_interval: always }
+lame_duck_grace_period: "1s"
+lame_duck_duration: "30s"
 cluster { name: three, listen: "127.0.0.1:%(route)d", routes: [%(routes)s] }
 """
 
@@ -62,6 +66,17 @@ class ServerCluster:
         process.send_signal(signal.SIGKILL)
         await process.wait()
 
+    async def leave(self, name: str) -> None:
+        """Have a server send its clients away, give up what it leads and end: before an upgrade."""
+        process = self._running.pop(name)
+        process.send_signal(signal.SIGUSR2)
+        await process.wait()
+
+    def at(self, port: int) -> tuple[str, int]:
+        """Return the name and process id of the server that listens on a port."""
+        [name] = [name for name, own in self._ports.items() if own == port]
+        return name, self._running[name].pid
+
     async def until_ready(self, deadline_seconds: float = 60) -> None:
         """Wait until the servers that run have chosen who leads JetStream."""
         ready: bool = await until(self._answers, deadline_seconds, "JetStream answers")
@@ -88,7 +103,8 @@ class ServerCluster:
         with contextlib.suppress(OSError, nats.errors.Error):
             client = await nats.connect(servers, allow_reconnect=False, connect_timeout=2)
             try:
-                found: dict[str, Any] = json.loads((await client.request(subject, b"")).data)
+                answer = await client.request(subject, b"", timeout=_ANSWER_SECONDS)
+                found: dict[str, Any] = json.loads(answer.data)
                 return found
             finally:
                 await client.close()

@@ -1,6 +1,7 @@
 """A proxy that can stall: connections stay open, and nothing comes through until it goes on.
 
-That is what a network does that loses packets; a proxy that closes is the easy case.
+That is what a network does that loses packets; a proxy that closes is the easy case. It can be
+slow as well: what the server says comes late, as on a long way.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ class StallingProxy:
         self._flows = asyncio.Event()
         self._flows.set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._late_seconds = 0.0
         self.port = 0
 
     @property
@@ -34,23 +36,40 @@ class StallingProxy:
         finally:
             self._flows.set()
 
+    @contextlib.contextmanager
+    def slow(self, seconds: float) -> Iterator[None]:
+        """Let what the server says arrive so much later for the length of the block."""
+        self._late_seconds = seconds
+        try:
+            yield
+        finally:
+            self._late_seconds = 0.0
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             there, here = await asyncio.open_connection("127.0.0.1", self._target_port)
-            self._pass(reader, here)
-            self._pass(there, writer)
+            self._pass(reader, here, is_answer=False)
+            self._pass(there, writer, is_answer=True)
 
-    def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._carry(source, sink))
+    def _pass(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, is_answer: bool
+    ) -> None:
+        task = asyncio.create_task(self._carry(source, sink, is_answer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _carry(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _carry(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, is_answer: bool
+    ) -> None:
+        loop = asyncio.get_running_loop()
         try:
             while chunk := await source.read(65536):
                 await self._flows.wait()
-                sink.write(chunk)
-                await sink.drain()
+                if is_answer and self._late_seconds:
+                    loop.call_later(self._late_seconds, sink.write, chunk)
+                else:
+                    sink.write(chunk)
+                    await sink.drain()
         except OSError:
             pass  # one of the two is gone, and so is this connection
         finally:

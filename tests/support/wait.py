@@ -10,11 +10,23 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeVar, overload
 
 T = TypeVar("T")
 
 _PAUSE_SECONDS = 0.02
+
+
+@overload
+async def until(
+    condition: Callable[[], Awaitable[T]], deadline_seconds: float = ..., what: str = ...
+) -> T: ...
+
+
+@overload
+async def until(
+    condition: Callable[[], T], deadline_seconds: float = ..., what: str = ...
+) -> T: ...
 
 
 async def until(
