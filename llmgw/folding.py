@@ -8,12 +8,13 @@ ways to the same state. The controller and replay fold with this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from llmgw.core.cluster import Cluster, Node
 from llmgw.core.events import EVENTS
 from llmgw.core.fold import NODE_HANDLERS, apply, node_for
+from llmgw.core.mistakes import FELL, set_apart
 from llmgw.errors import MalformedRecord
 from llmgw.wire import (
     SHALLOW_BYTES,
@@ -81,7 +82,18 @@ _PLANS = _Plans()
 
 
 def fold(state: Cluster, messages: Iterable[Stored]) -> None:
-    """Fold messages of a log, in their order, into `state`. Never raises."""
+    """Fold messages of a log, in their order, into `state`. Never raises: see `core.mistakes`."""
+    following = iter(messages)
+    while True:
+        try:
+            _fold(state, following)
+        except FELL as error:
+            set_apart(state, error)
+        else:
+            return
+
+
+def _fold(state: Cluster, messages: Iterator[Stored]) -> None:
     plans = _PLANS
     for message in messages:
         payload = message.payload

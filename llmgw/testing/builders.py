@@ -8,9 +8,9 @@ are checked after every record. `tell` says an event, a decision or an effect in
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from llmgw import wire
+from llmgw import __version__, wire
 from llmgw.catalog.entries import Catalog, Entry
 from llmgw.core import events as e
 from llmgw.core import stimuli as s
@@ -152,6 +152,8 @@ def tell(what: e.Event | SetAssignments | s.Effect) -> str:
             return f"spawn {_start(what.start)} on port {what.port}"
         case s.ProbeEngine():
             return f"probe {_start(what.start)} on port {what.port}"
+        case s.AskForToken():
+            return f"ask {_start(what.start)} for one token"
         case s.CountRequests():
             return f"count {_start(what.start)}"
         case s.StopEngine():
@@ -227,7 +229,7 @@ class Story:
         self.records: list[Record] = []
         self._numbers: dict[str, int] = {}
 
-    def given(self, *facts: Fact) -> Story:
+    def given(self, *facts: Fact) -> Self:
         """Append facts and fold them."""
         for fact in facts:
             self.append(self.encode(fact))
@@ -235,12 +237,12 @@ class Story:
 
     when = given
 
-    def then(self, *expected: str) -> Story:
+    def then(self, *expected: str) -> Self:
         """Assert what `decide` answers, in the words of `tell`."""
         assert [tell(i) for i in self.decisions()] == list(expected)
         return self
 
-    def decided(self, rounds: int = 20) -> Story:
+    def decided(self, rounds: int = 20) -> Self:
         """Append what `decide` answers, again and again, until it is quiet."""
         for _ in range(rounds):
             decisions = self.decisions()
@@ -283,7 +285,7 @@ def applied(*entries: Entry) -> e.CatalogApplied:
 
 def elected(term: int = 1, holder: str = "a") -> e.ControllerElected:
     """A controller takes the lead."""
-    return e.ControllerElected(term=term, holder=holder)
+    return e.ControllerElected(term=term, holder=holder, llmgw_version=__version__)
 
 
 def started(boot: str = "b1") -> e.NodeStarted:

@@ -1,30 +1,26 @@
-"""The parts of a simulated cluster: a log, controllers that fold and decide, agents with engines.
+"""A machine of a simulated cluster: its devices, its engines, and the agent that may run there.
 
 Synchronous and driven from outside one small step at a time by `llmgw.testing.simulator`, which
-also decides what breaks. The brain of an agent, the fold, the decisions and the wire format are the
-real ones; what is pretended is only what a shell does: storing, sending, spawning, waiting.
+also decides what breaks. The brain of an agent and the wire format are the real ones; what is
+pretended is only what a shell does: storing, sending, spawning, waiting. Each machine has a clock
+of its own, which nothing compares with another's.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
 from llmgw import wire
 from llmgw.core import events as e
 from llmgw.core import stimuli as s
-from llmgw.core.cluster import Cluster
-from llmgw.core.commands import SetAssignments
-from llmgw.core.decide import decide
-from llmgw.core.fold import apply
+from llmgw.core.commands import Assignment, SetAssignments
 from llmgw.core.memory import Memory, Policy, digest
 from llmgw.core.node import NodeMachine
-from llmgw.core.records import Record
-from llmgw.errors import AppendRefused
+from llmgw.errors import LogUnreachable
 from llmgw.hardware.types import (
     CardReading,
     Device,
@@ -33,9 +29,9 @@ from llmgw.hardware.types import (
     Readings,
 )
 from llmgw.testing.builders import CLUSTER, TIME
-from llmgw.testing.chance import Crash, Dice, Violation
-from llmgw.testing.invariants import check, restored, snapshot
+from llmgw.testing.chance import Dice, Violation
 from llmgw.testing.simulated_devices import TELLINGS, Engine, Remains, Telling, reading
+from llmgw.testing.simulated_log import Log
 
 POLICY = Policy(
     first_port=18100,
@@ -51,164 +47,7 @@ POLICY = Policy(
     failing_seconds=10.0,
 )
 
-DEDUPLICATED_MESSAGES = 30
-"""How far back the log recognises a message id, as JetStream's duplicate window does."""
-
-
-ASKED_TWICE = 5
-"""Of so many answers of `decide` one is asked for again, of a state from a snapshot."""
-
-
-class Stored(NamedTuple):
-    """One message of the log."""
-
-    sequence: int
-    time_ns: int
-    subject: str
-    payload: bytes
-
-
-class Log:
-    """A stream with message ids, a fence over the controller's subjects, and a jumping clock."""
-
-    def __init__(self, dice: Dice) -> None:
-        self.messages: list[Stored] = []
-        self.checked = 0
-        self._ids: dict[str, int] = {}
-        self._fenced = 0
-        self._dice = dice
-        self._time_ns = 1_800_000_000_000_000_000
-
-    def append(self, message: wire.Outgoing, expected: int | None = None) -> int:
-        """Store a message. Raises `AppendRefused` when `expected` is not the last fenced one."""
-        known = self._ids.get(message.message_id, -DEDUPLICATED_MESSAGES)
-        if len(self.messages) - known < DEDUPLICATED_MESSAGES:
-            return known
-        if expected is not None and expected != self._fenced:
-            raise AppendRefused(f"the last is {self._fenced}, not {expected}")
-        sequence = len(self.messages) + 1
-        self._time_ns += self._step_ns()
-        self.messages.append(Stored(sequence, self._time_ns, message.subject, message.payload))
-        self._ids[message.message_id] = sequence
-        if message.subject.startswith(wire.controller_fence(CLUSTER)[:-1]):
-            self._fenced = sequence
-        return sequence
-
-    def _step_ns(self) -> int:
-        if self._dice.fault("machine", "clock jumped"):
-            return self._dice.random.choice((-3600, 3600)) * 1_000_000_000
-        return 1_000_000
-
-    def record(self, index: int) -> Record:
-        """Return the message at `index`, decoded."""
-        return wire.decode(*self.messages[index])
-
-    def commands(self, node: str, after: int) -> Iterator[tuple[int, SetAssignments]]:
-        """Yield the commands for a node that come after a sequence."""
-        subject = wire.command_subject(CLUSTER, node)
-        for stored in self.messages[after:]:
-            if stored.subject == subject:
-                body = wire.decode(*stored).body
-                if not isinstance(body, SetAssignments):
-                    raise Violation(f"a command is not readable: {body}")
-                yield stored.sequence, body
-
-
-class Controller:
-    """One controller, which may be behind, be replaced, or die between two appends."""
-
-    def __init__(self, name: str, log: Log, dice: Dice) -> None:
-        self.name = name
-        self.state = Cluster()
-        self.planned: deque[e.ControllerEvent | SetAssignments] = deque()
-        self._log, self._dice = log, dice
-        self._term = 0
-        self._numbers = 0
-        self._lives = 0
-        self._fence = 0
-        self._decided = -1
-        self._answers = 0
-
-    @property
-    def leads(self) -> bool:
-        """Whether it believes that it leads: it may be wrong."""
-        return self._term > 0 and self.state.term == self._term
-
-    @property
-    def behind(self) -> int:
-        """How many messages it has not folded."""
-        return len(self._log.messages) - self.state.sequence
-
-    def fold(self, most: int) -> None:
-        """Fold up to `most` messages, checking every invariant after each that nobody has checked.
-
-        What others fold from the same messages is the same state: the end compares them.
-        """
-        state, log = self.state, self._log
-        for _ in range(min(most, self.behind)):
-            apply(state, log.record(state.sequence))
-            if state.sequence > log.checked:
-                log.checked = state.sequence
-                check(state)
-        self._fence = max(self._fence, self.state.last_controller_sequence)
-
-    def restart(self) -> None:
-        """Come up again with nothing, or with a snapshot."""
-        kept = restored(snapshot(self.state)) if self._dice.random.random() < 0.5 else Cluster()
-        self.state, self._term, self._lives = kept, 0, self._lives + 1
-        self._fence = self.state.last_controller_sequence
-        self._decided = -1
-        self.planned.clear()
-
-    def stand(self) -> None:
-        """Try to take the lead."""
-        self.fold(self.behind)
-        self._term = self.state.term + 1
-        self._numbers = 0
-        self._append(e.ControllerElected(term=self._term, holder=self.name))
-
-    def note(self, event: e.ControllerEvent) -> None:
-        """Plan to append a fact that this controller noticed."""
-        self.planned.append(event)
-
-    def lead(self) -> None:
-        """Append one planned intention, or decide when there is none."""
-        if self.planned:
-            self._append(self.planned.popleft())
-        elif self.behind == 0 or self._dice.random.random() < 0.2:
-            self._decide()
-
-    def _decide(self) -> None:
-        """Ask again only after a change, as the shell does; now and then ask twice."""
-        if self.state.sequence == self._decided:
-            return
-        self._decided = self.state.sequence
-        intentions = decide(self.state)
-        self._answers += bool(intentions)
-        if intentions and self._answers % ASKED_TWICE == 0:
-            again = decide(restored(snapshot(self.state)))
-            if [*map(str, intentions)] != [*map(str, again)]:
-                raise Violation("the same state gave two answers")
-        self.planned.extend(intentions)
-
-    def _append(self, intention: e.ControllerEvent | SetAssignments) -> None:
-        if self._dice.fault("crash", "controller died before an append"):
-            raise Crash
-        if isinstance(intention, SetAssignments):
-            self._log.append(wire.encode_command(CLUSTER, intention, time=TIME))
-            return
-        self._numbers += 1
-        session = f"{self.name}-{self._lives}-{self._term}"
-        message = wire.encode_event(
-            CLUSTER, intention, session=session, number=self._numbers, time=TIME
-        )
-        try:
-            self._fence = self._log.append(message, self._fence)
-        except AppendRefused:
-            self._term = 0
-            self.planned.clear()
-        if self._dice.fault("crash", "controller died after an append"):
-            raise Crash
+_KNOWN_TO_BE_USED = 3
 
 
 class Agent:
@@ -219,11 +58,14 @@ class Agent:
         self.devices = devices
         self.dice = dice
         self.machine: NodeMachine | None = None
-        self.connected = True
+        self.sends = self.receives = True
+        self.in_the_dark = False
         self.engines: list[Engine] = []
         self.remains: list[Remains] = []
+        self.fleet: Sequence[Agent] = (self,)
         self.spawned: set[s.Start] = set()
         self.wiped = False
+        self.disk_is_full = False
         self.first_command = sys.maxsize
         self.inbox: deque[s.Input] = deque()
         self._log, self._dice = log, dice
@@ -235,12 +77,27 @@ class Agent:
         self._now = 0.0
         self._memory = msgspec.json.encode(Memory())
         self._outbox: deque[wire.Outgoing] = deque()
+        self._unstored: tuple[s.Input, list[s.Effect]] | None = None
+        self._is_late = False
+        self._told: set[s.Start] = set()
+        self._ended: dict[s.Start, int] = {}
+        self._released: dict[int, float] = {}
         self._hot = False
         self._is_named = True
         self._measured = False
         self._carvings = 0
         self._hidden: list[Device] = []
         self._tells: Telling = dice.random.choice(TELLINGS)
+
+    @property
+    def connected(self) -> bool:
+        """Whether it can be heard and can hear."""
+        return self.sends and self.receives and not self.in_the_dark
+
+    @property
+    def gives_signs_of_life(self) -> bool:
+        """Whether its agent runs and can be heard."""
+        return self.machine is not None and self.sends and not self.in_the_dark
 
     # --- the life of the agent and its machine ----------------------------------------------------
 
@@ -253,6 +110,7 @@ class Agent:
         rebooted = self._agent_boot not in (0, self._boots)
         self._agent_boot = self._boots
         self._measured, self._is_named = False, True
+        self._released.clear()
         found = [s.EngineFound(x.start, x.pid, x.port, digest(x.assignment)) for x in self.engines]
         self._dice.random.shuffle(found)
         self._take(s.AgentStarted(tuple(found), rebooted, self._inventory()))
@@ -261,6 +119,7 @@ class Agent:
         """The agent is gone; its engines go on."""
         self.machine = None
         self.inbox.clear()
+        self._unstored, self.disk_is_full = None, False
 
     def reboot(self) -> None:
         """The machine starts again: engines are gone, cards may have other numbers."""
@@ -268,6 +127,7 @@ class Agent:
         self.engines.clear()
         self.remains.clear()
         self._boots += 1
+        self._now = float(self._dice.random.randrange(100))
         self._renumber()
 
     def wipe(self) -> None:
@@ -276,6 +136,7 @@ class Agent:
         self.wiped = True
         self._memory = msgspec.json.encode(Memory())
         self._outbox.clear()
+        self._log.forget(self.name)
         self._agent_boot = 0
 
     def carve(self) -> None:
@@ -331,10 +192,12 @@ class Agent:
     def step(self) -> None:
         """Do one small thing: send, receive, take an input, or let time go on."""
         choices: list[Callable[[], None]] = [self._live, self._live]
-        if self.connected:
-            choices += [self._send, self._receive]
-        if self.machine is not None:
+        if self._unstored is not None:
+            choices += [self._find_room]
+        elif self.machine is not None:
             choices += [self._next_input, self._next_input, self._tick]
+        if self._log.is_up and self.machine is not None and not self.in_the_dark:
+            choices += [self._send] * self.sends + [self._receive] * self.receives
         self._dice.random.choice(choices)()
 
     @property
@@ -360,22 +223,31 @@ class Agent:
         """Send the oldest event; an answer that is lost makes it go out again."""
         if not self._outbox:
             return
-        self._log.append(self._outbox[0])
-        if not self._dice.fault("message", "acknowledgement lost", 5):
+        if self._dice.fault("event under way"):
+            self._log.send(self._outbox[0], self.name)
+            return
+        try:
+            self._log.append(self._outbox[0], self.name)
+        except LogUnreachable:
+            return
+        if not self.disk_is_full and not self._dice.fault("acknowledgement lost"):
             self._outbox.popleft()
 
     def _receive(self) -> None:
-        if self.machine is None or self._dice.fault("message", "command late", 10):
+        """Take the next command. Of those that waited the newest of the highest term counts."""
+        if self.machine is None or self._unstored is not None or self._dice.fault("command late"):
             return
         unread = list(self._unread())
-        if self.machine.memory.command_sequence == 0:
-            unread = unread[-1:]  # nothing is known here: only the newest command says something
-        if unread:
-            newest = unread[-1][1].revision if len(unread) > 1 else None
-            fact = s.CommandReceived(*unread[0], newest)
+        if not unread:
+            return
+        counts, newest = max(unread, key=lambda one: (one[1].term, one[0]))
+        if self.machine.memory.command_sequence == 0:  # an earlier life may have answered the rest
+            unread = [one for one in unread if one[0] >= counts]
+        sequence, command = unread[0]
+        fact = s.CommandReceived(sequence, command, newest.revision if sequence < counts else None)
+        self._take(fact)
+        if self.machine is not None and self._dice.fault("command doubled"):
             self._take(fact)
-            if self.machine is not None and self._dice.fault("message", "command doubled", 5):
-                self._take(fact)
 
     def _next_input(self) -> None:
         if self.inbox:
@@ -384,14 +256,14 @@ class Agent:
             self._take(self.inbox.popleft())
 
     def _tick(self) -> None:
-        self._now += 0.5
-        if self._is_named and self._dice.fault("message", "another agent has the name"):
+        self._now += 60.0 if self._dice.fault("agent slept") else 0.5
+        if self._is_named and self._dice.fault("another agent has the name"):
             self._is_named = False
             self._take(s.NameTaken("another"))
         elif not self._is_named and (self._dice.calm or self._dice.random.random() < 0.1):
             self._is_named = True
             self._take(s.NameTaken(None))
-        if self._dice.random.random() < 0.1:
+        if self._dice.random.random() < (0.3 if self._dice.calm else 0.1):
             self._measured = True
             self.remains = [x for x in self.remains if not x.is_given_back()]
             self._take(self._sample())
@@ -399,7 +271,7 @@ class Agent:
             self._take(s.ClockTicked())
 
     def _sample(self) -> s.SampleTaken:
-        if self._dice.fault("machine", "card got hot", 5):
+        if self._dice.fault("card got hot"):
             self._hot = True
         elif self._dice.calm or self._dice.random.random() < 0.2:
             self._hot = False
@@ -428,24 +300,56 @@ class Agent:
         machine = self.machine
         if machine is None:
             return
+        if self._unstored is not None:  # it waits for room on its disk, and looks again then
+            if not isinstance(fact, s.InventoryTaken):
+                self.inbox.append(fact)
+            return
+        if isinstance(fact, s.EngineExited):
+            self._released[self._ended.pop(fact.start)] = self._now
         term = machine.memory.term
         effects = machine.handle(fact, self._now)
         if machine.memory.term < term:
             raise Violation(f"{self.name} went back from term {term} to {machine.memory.term}")
-        if self._dice.fault("crash", "agent died before it stored"):
+        if self._dice.fault("agent died before it stored"):
             self.die()
             return
+        if self._dice.fault("agent's disk full"):
+            self.disk_is_full = True
+            self._unstored = fact, effects
+            return
+        self._carry_on(fact, effects, machine)
+
+    def _find_room(self) -> None:
+        """Wait for room on the disk: until then nothing is done."""
+        if self._unstored is None or self.machine is None:
+            return
+        if self._dice.calm or self._dice.random.random() < 0.2:
+            (fact, effects), self._unstored, self.disk_is_full = self._unstored, None, False
+            self._is_late = True  # what was to be started on may be gone by now
+            self._carry_on(fact, effects, self.machine)
+            self._is_late = False
+            self._take(s.InventoryTaken(self._inventory()))
+
+    def _carry_on(self, fact: s.Input, effects: list[s.Effect], machine: NodeMachine) -> None:
         self._memory = msgspec.json.encode(machine.memory)
         if isinstance(fact, s.CommandReceived):
             self.first_command = min(self.first_command, fact.sequence)
-        self._outbox.extend(self._encoded(x.event) for x in effects if isinstance(x, s.Publish))
         for effect in effects:
-            if isinstance(effect, s.Publish) and isinstance(effect.event, e.ReplicaBecameReady):
-                self._check_weight(effect.event)
-            if self._dice.fault("crash", "agent died before an effect"):
+            if isinstance(effect, s.Publish):
+                self._publish(effect.event)
+        for effect in effects:
+            if self._dice.fault("agent died before an effect"):
                 self.die()
                 return
             self._carry_out(effect)
+
+    def _publish(self, event: e.Event) -> None:
+        self._outbox.append(self._encoded(event))
+        if isinstance(event, e.ReplicaBecameReady):
+            self._check_weight(event)
+        elif isinstance(event, e.ReplicaStarting):
+            key = s.Key(event.replica, event.part)
+            self._told.add(s.Start(key, event.generation, event.attempt))
 
     def _encoded(self, event: e.Event) -> wire.Outgoing:
         self._numbers += 1
@@ -471,11 +375,14 @@ class Agent:
 
     def _spawn(self, effect: s.SpawnEngine) -> None:
         start = effect.start
-        if self._dice.fault("engine", "spawn failed"):
+        if self._dice.fault("spawn failed"):
             self.inbox.append(s.SpawnFailed(start, "no such program"))
             return
-        if self._dice.fault("engine", "port taken"):
+        if self._dice.fault("port taken"):
             self.inbox.append(s.SpawnFailed(start, "in use", port_taken=True))
+            return
+        if self._is_late and not self._is_there(effect.assignment):
+            self.inbox.append(s.SpawnFailed(start, "no such device"))
             return
         if not self._is_named:
             raise Violation(f"{self.name} starts {start} under a name that another agent has")
@@ -483,16 +390,31 @@ class Agent:
         self._pids += 1
         self.spawned.add(start)
         loading = self._dice.random.randrange(6)
+        if self._dice.fault("engine loads for ever"):
+            loading = sys.maxsize
         engine = Engine(start, effect.assignment, self._pids, effect.port, loading)
-        engine.astray = self._dice.fault("engine", "engine is on another device", 3)
+        engine.astray = self._dice.fault("engine is on another device")
         engine.requests = self._dice.random.randrange(4)
         self.engines.append(engine)
         self.inbox.append(s.EngineSpawned(start, self._pids))
 
+    def _is_there(self, assignment: Assignment) -> bool:
+        return {g.uuid for g in assignment.grants} <= {d.uuid for d in self.devices}
+
     def _check_spawn(self, effect: s.SpawnEngine) -> None:
-        """At most one engine for a part, a port and a card or instance; memory that is there."""
+        """At most one engine for a part, a port and a card or instance; memory that is there.
+
+        That is I2, I3 and I8 as the machine itself sees them, and of I6 that a start is written
+        down before there is a process.
+        """
+        if effect.start not in self._told:
+            raise Violation(f"{self.name} starts {effect.start} without a word")
+        self._check_port(effect.port)
+        for agent in self.fleet:
+            if agent is not self and any(x.start.key == effect.start.key for x in agent.engines):
+                raise Violation(f"{effect.start} runs on {agent.name} and on {self.name}")
         uuids = {g.uuid for g in effect.assignment.grants}
-        if not uuids <= {d.uuid for d in self.devices}:
+        if not self._is_there(effect.assignment):
             raise Violation(f"{self.name} starts {effect.start} on a device that is not there")
         entry = effect.assignment.entry
         if len(uuids) * entry.nodes != entry.gpus:
@@ -514,6 +436,20 @@ class Agent:
         if over:
             raise Violation(f"{self.name} starts {effect.start} on {over} without room for it")
 
+    def _check_port(self, port: int) -> None:
+        """A port rests after its engine, as long as others are free and rested (I8).
+
+        Of a few the brain may know that they are in use by others, or a group met there.
+        """
+        resting_since = self._now - POLICY.port_quarantine_seconds
+        resting = {p for p, since in self._released.items() if since > resting_since}
+        if port in resting and self.machine is not None:
+            parts = self.machine.memory.parts.values()
+            taken = {p.port for p in parts} | {p.meeting_port for p in parts}
+            ports = set(range(POLICY.first_port, POLICY.last_port + 1))
+            if len(ports - resting - taken) > _KNOWN_TO_BE_USED:
+                raise Violation(f"{self.name} gives port {port} away again at once")
+
     def _engine(self, start: s.Start) -> Engine | None:
         return next((x for x in self.engines if x.start == start), None)
 
@@ -522,7 +458,7 @@ class Agent:
         asked = (x.start for x in self.inbox if isinstance(x, s.EngineAnswered))
         if effect.start not in asked:
             stranger = None
-            if self._dice.fault("engine", "a stranger answers", 1.5):
+            if self._dice.fault("a stranger answers"):
                 stranger = "pid 1 (stranger)"
             self.inbox.append(s.EngineAnswered(effect.start, self._health(effect), stranger))
 
@@ -530,7 +466,9 @@ class Agent:
         engine = self._engine(effect.start)
         if engine is None or engine.hung or engine.port != effect.port:
             return None
-        return 503 if engine.loading else 200
+        if engine.loading:  # vLLM opens its port only once it has loaded
+            return 503 if engine.assignment.entry.engine == "llama.cpp" else None
+        return 200
 
     def _count(self, effect: s.CountRequests) -> None:
         """Tell how many requests there are; they end one after the other, or never."""
@@ -538,7 +476,7 @@ class Agent:
         if engine is None or engine.hung:
             self.inbox.append(s.EngineCounted(effect.start, None))
             return
-        if not self._dice.fault("engine", "a request does not end", 10):
+        if not self._dice.fault("a request does not end"):
             engine.requests = max(0, engine.requests - 1)
         self.inbox.append(s.EngineCounted(effect.start, engine.requests))
 
@@ -557,9 +495,9 @@ class Agent:
         """Let the engines live for a moment: load, hang, die."""
         for engine in list(self.engines):
             engine.loading = max(0, engine.loading - 1)
-            engine.hung |= self._dice.fault("engine", "engine hangs", 0.5)
-            engine.deaf |= self._dice.fault("engine", "engine ignores TERM", 0.5)
-            if self._dice.fault("engine", "engine crashed"):
+            engine.hung |= self._dice.fault("engine hangs")
+            engine.deaf |= self._dice.fault("engine ignores TERM")
+            if self._dice.fault("engine crashed"):
                 engine.dying = 0
             if engine.dying == 0:
                 self._end(engine)
@@ -569,8 +507,9 @@ class Agent:
     def _end(self, engine: Engine) -> None:
         """The engine is gone; what it had on its devices may stay there for a while."""
         self.engines.remove(engine)
-        pid = engine.pid if self._dice.fault("engine", "process cannot be killed", 4) else None
-        if pid is not None or self._dice.fault("engine", "memory given back late", 4):
+        self._ended[engine.start] = engine.port
+        pid = engine.pid if self._dice.fault("process cannot be killed") else None
+        if pid is not None or self._dice.fault("memory given back late"):
             uuids = tuple(g.uuid for g in engine.assignment.grants if g.device_class != "cpu")
             samples = self._dice.random.randrange(1, 8)
             self.remains.append(Remains(uuids, engine.taken_bytes, pid, samples))

@@ -21,9 +21,12 @@ import msgspec
 from llmgw.core import events as e
 from llmgw.core.commands import SetAssignments
 from llmgw.testing.builders import tell
+from llmgw.testing.chance import FAULTS
 from llmgw.testing.simulator import MODES, STEPS_WITH_FAULTS, Mode, Outcome, Simulation
 
 MOST_LINES = 80
+SEEDS_FOR_ALL = 500
+"""So many histories must have met every fault there is, or there is none of that name any more."""
 _CHUNK = 20
 
 
@@ -160,11 +163,14 @@ def main(arguments: list[str] | None = None) -> int:
         _say("", *_report(broken[0]))
     for name, count in sorted(injected.items()):
         print(f"  {count:7} {name}")  # noqa: T201
+    never = sorted(FAULTS.keys() - injected.keys()) if given.seeds >= SEEDS_FOR_ALL else []
+    if never:
+        _say(f"never injected: {', '.join(never)}")
     print(  # noqa: T201
-        f"{given.seeds} seeds from {first}, {steps} steps, {injected.total()} faults injected, "
-        f"{len(broken)} violations"
+        f"{given.seeds} seeds from {first}, {steps} steps, {injected.total()} faults of "
+        f"{len(injected)} kinds injected, {len(broken)} violations"
     )
-    return 1 if broken else 0
+    return 1 if broken or never else 0
 
 
 def _show(plan: Plan) -> int:

@@ -1,9 +1,10 @@
 """A seeded simulation of a whole cluster under faults: the same seed gives the same history.
 
-Two controllers, three machines and a log run the real core while processes die between any two
-steps, machines restart, folders are lost, devices vanish, messages come late, twice or not at all,
-and engines crash, hang and ignore signals. After every step the invariants are checked. How a
-history ends depends on its mode:
+Two controllers, three machines or six, and a log run the real core while processes die between any
+two steps, machines restart, folders are lost, disks fill up, devices vanish, everybody may be cut
+off, messages come late, twice, out of order or not at all, and engines crash, hang and ignore
+signals (`chance.FAULTS` lists it all). After every step the promises are checked. How a history
+ends depends on its mode:
 
 - `safety`: the faults stop, and within a bound everything that is wanted must run, nothing else.
 - `liveness`: a core is healed (one controller, the log, two machines) and the rest stays broken.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
@@ -25,17 +27,33 @@ from llmgw.catalog.entries import Entry
 from llmgw.core import events as e
 from llmgw.core import stimuli as s
 from llmgw.core.cluster import Cluster, Replica
-from llmgw.core.commands import SetAssignments
 from llmgw.core.decide import decide
 from llmgw.core.fold import apply
+from llmgw.core.freezing import freeze, thaw
 from llmgw.core.placement import Held, Placed, place
+from llmgw.core.verify import verify
+from llmgw.errors import LogUnreachable
+from llmgw.hardware.types import Device
 from llmgw.testing.builders import CLUSTER, TIME, applied, card, entry, instance, processor, whole
-from llmgw.testing.chance import Crash, Dice, Violation
-from llmgw.testing.invariants import restored, snapshot
-from llmgw.testing.simulated import Agent, Controller, Log
+from llmgw.testing.chance import KINDS, RATES, Dice, Violation
+from llmgw.testing.invariants import snapshot
+from llmgw.testing.promises import Witness
+from llmgw.testing.simulated import Agent
+from llmgw.testing.simulated_controller import Controller
+from llmgw.testing.simulated_log import Log
 
-STEPS_WITH_FAULTS = 400
+STEPS_WITH_FAULTS = 1000
 STEPS_TO_CALM_DOWN = 6000
+"""The bound: so many steps after the last fault everything that is wanted must run."""
+STEPS_TO_STAY_QUIET = 300
+STEP_SECONDS = 0.25
+"""By the clock of log and controllers. A machine's own clock goes as its agent comes to look."""
+BEAT_STEPS = 12
+_RENEWAL_STEPS = 4
+_BREAKS = 0.25
+"""How likely it is before a step that anything may break, or be mended, from outside."""
+VERIFIED = 3
+"""Of so many histories one is decided again from its log, from the first decision to the last."""
 
 CORE_FELL = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What a core raises that meets what it did not expect. It is total, so that is a violation too."""
@@ -69,22 +87,40 @@ class Simulation:
         self.seed, self.mode = seed, mode
         self.steps = 0
         self.dice = Dice(seed, without)
-        self.log = Log(self.dice)
-        self.controllers = [Controller(name, self.log, self.dice) for name in ("a", "b")]
+        self.witness = Witness()
+        self.log = Log(self.dice, self.witness)
+        self.controllers = [
+            Controller(name, self.log, self.dice, self.witness) for name in ("a", "b")
+        ]
         self.agents = list(self._machines())
+        for agent in self.agents:
+            agent.fleet = self.agents
         self.core = self.agents
         self._leading = self.controllers
         self._steps_with_faults = steps
         self._asked = 0
+        self._beats: dict[int, list[Agent]] = {}
+        for number, agent in enumerate(self.agents):
+            self._beats.setdefault(5 * number % BEAT_STEPS, []).append(agent)
+        self._late: list[tuple[int, Controller, str]] = []
 
     def _machines(self) -> Iterator[Agent]:
         cards = [card(0, domain="nvlink-0"), card(1, domain="nvlink-0"), card(2)]
         split = card(0, of_class="a100-80g", mig=True, uuid="GPU-split")
-        yield Agent("n1", [whole(c) for c in cards], self.log, self.dice.share())
-        instances = [instance(split, 0), instance(split, 1)]
-        yield Agent("n2", [processor(8), *instances], self.log, self.dice.share())
-        n3 = [whole(card(0, uuid="GPU-n3")), processor(16)]
-        yield Agent("n3", n3, self.log, self.dice.share())
+        yield self._machine("n1", *map(whole, cards))
+        yield self._machine("n2", processor(8), instance(split, 0), instance(split, 1))
+        yield self._machine("n3", whole(card(0, uuid="GPU-n3")), processor(16))
+        if self.dice.random.random() < 0.25:
+            for name in ("n4", "n5", "n6"):
+                yield self._machine(name, processor(4))
+
+    def _machine(self, name: str, *devices: Device) -> Agent:
+        return Agent(name, [*devices], self.log, self.dice.share())
+
+    @property
+    def now(self) -> float:
+        """Seconds by the clock of log and controllers."""
+        return self.steps * STEP_SECONDS
 
     # --- the history ------------------------------------------------------------------------------
 
@@ -115,45 +151,40 @@ class Simulation:
             agent.start()
         self._ask()
         for _ in range(self._steps_with_faults):
-            self._break_something()
+            if self.dice.random.random() < _BREAKS:
+                self._break_something()
             self._step()
 
     def _step(self) -> None:
         self.steps += 1
+        self.log.step(STEP_SECONDS)
+        self._beat()
+        if not self.steps % _RENEWAL_STEPS:
+            for controller in self._leading:
+                controller.renew(self.now)
         roll = self.dice.random.random()
         if roll < 0.35:
-            self._step_controller(self.dice.random.choice(self._leading))
-        elif roll < 0.99 or self.dice.calm:
+            self.dice.random.choice(self._leading).step(self.now)
+        elif roll < 0.995 or self.dice.calm:
             self.dice.random.choice(self.agents).step()
         else:
             self._ask()
 
-    def _step_controller(self, controller: Controller) -> None:
-        try:
-            controller.fold(self.dice.random.choice((1, 3, 100)))
-            if controller.leads:
-                self._watch(controller)
-                controller.lead()
-            elif not self._has_leader() or self.dice.fault("message", "lease lost", 4):
-                controller.stand()
-        except Crash:
-            controller.restart()
-
-    def _has_leader(self) -> bool:
-        return any(controller.leads for controller in self._leading)
-
-    def _watch(self, controller: Controller) -> None:
-        """Note who is silent and who is heard again, as the shell does from telemetry."""
-        for agent in self.agents:
-            node = controller.state.nodes.get(agent.name)
-            if node is None or controller.planned or self.dice.random.random() > 0.05:
+    def _beat(self) -> None:
+        """Every agent that runs gives a sign of life now and then; it may be late, or get lost."""
+        for agent in self._beats.get(self.steps % BEAT_STEPS, ()):
+            if not agent.gives_signs_of_life:
                 continue
-            heard = agent.machine is not None and agent.connected
-            if node.lost and heard:
-                controller.note(e.NodeReturned(term=controller.state.term, node=agent.name))
-            elif node.started and not node.lost and not heard:
-                lost = e.NodeLost(term=controller.state.term, node=agent.name, silent_seconds=15)
-                controller.note(lost)
+            for controller in self._leading:
+                if self.dice.fault("sign of life late"):
+                    later = self.steps + self.dice.random.randrange(1, 4 * BEAT_STEPS)
+                    self._late.append((later, controller, agent.name))
+                elif not self.dice.fault("sign of life lost"):
+                    controller.hear(agent.name, self.now)
+        if self._late:
+            for late in [x for x in self._late if x[0] <= self.steps]:
+                self._late.remove(late)
+                late[1].hear(late[2], self.now)
 
     # --- what is wanted, and what breaks ----------------------------------------------------------
 
@@ -168,9 +199,11 @@ class Simulation:
         message = wire.encode_event(
             CLUSTER, wish, session="operator", number=self._asked, time=TIME
         )
-        self.log.append(message)
-        if self.dice.fault("message", "operator's event doubled", 10):
-            self.log.append(message._replace(message_id=f"{message.message_id}-again"))
+        with suppress(LogUnreachable):  # who asks is told, and may ask again
+            self.log.append(message, "operator")
+            if self.dice.fault("operator's event doubled"):
+                again = message._replace(message_id=f"{message.message_id}-again")
+                self.log.append(again, "operator")
 
     def _some_wishes(self) -> Iterator[e.Event]:
         choose = self.dice.random.choice
@@ -199,33 +232,100 @@ class Simulation:
 
     def _break_something(self) -> None:
         self._break(self.dice.random.choice(self.agents))
-        if self.dice.fault("crash", "controller killed", 0.5):
-            self.dice.random.choice(self.controllers).restart()
+        self._break_controller(self.dice.random.choice(self.controllers))
+        self._break_log()
+        self._break_network()
+
+    def _break_log(self) -> None:
+        """Perhaps take the log away, or let it come back."""
+        log, dice = self.log, self.dice
+        if log.is_up:
+            log.is_up = not dice.fault("log away")
+        else:
+            log.is_up = dice.random.random() < 0.08
+        if log.has_room:
+            log.has_room = not dice.fault("log's disk full")
+        else:
+            log.has_room = dice.random.random() < 0.08
+
+    def _break_network(self) -> None:
+        """Perhaps cut many machines off at once, or all, until they are back together."""
+        dark = [agent for agent in self.agents if agent.in_the_dark]
+        if dark:
+            if self.dice.random.random() < 0.03:
+                self._end_the_dark()
+            return
+        if self.dice.fault("all agents cut off"):
+            dark = self.agents
+            for controller in self.controllers:
+                controller.hearing.spare(controller.state, self.now)
+        elif self.dice.fault("many agents cut off"):
+            dark = self.dice.random.sample(self.agents, len(self.agents) - 1)
+        for agent in dark:
+            agent.in_the_dark = True
+
+    def _end_the_dark(self) -> None:
+        for agent in self.agents:
+            agent.in_the_dark = False
+        for controller in self.controllers:
+            controller.hearing.spared = ()
+
+    def _break_controller(self, controller: Controller) -> None:
+        """Perhaps end a controller, have it sleep or cut it off; or mend that."""
+        dice = self.dice
+        if dice.fault("controller killed"):
+            controller.restart()
+        if controller.asleep:
+            controller.asleep = dice.random.random() > 0.05
+        else:
+            controller.asleep = dice.fault("controller slept")
+        if not controller.connected:
+            controller.connected = dice.random.random() < 0.05
+        else:
+            controller.connected = not dice.fault("controller cut off")
 
     def _break(self, agent: Agent) -> None:
         """Perhaps break something about one machine, or mend what was broken."""
+        self._break_agent(agent)
+        self._break_devices(agent)
+        self._cut_off(agent)
+
+    def _break_agent(self, agent: Agent) -> None:
         dice = agent.dice
         if agent.machine is None:
-            if dice.random.random() < 0.1:
+            if dice.random.random() < 0.2:
                 agent.start()
-        elif dice.fault("crash", "agent killed"):
+        elif dice.fault("agent killed"):
             agent.die()
-        elif dice.fault("machine", "machine rebooted", 0.5):
+        elif dice.fault("machine rebooted"):
             agent.reboot()
-        elif dice.fault("machine", "agent's folder lost", 0.3):
+        elif dice.fault("agent's folder lost"):
             agent.wipe()
-        elif dice.fault("crash", "agent shut down", 0.5):
+            self.witness.forgetful.add(agent.name)
+        elif dice.fault("agent shut down"):
             agent.inbox.append(s.ShutdownRequested(dice.random.random() < 0.5))
-        if dice.fault("machine", "instances carved anew", 0.5):
+
+    def _break_devices(self, agent: Agent) -> None:
+        dice = agent.dice
+        if dice.fault("instances carved anew"):
             agent.carve()
-        if dice.fault("machine", "device not seen", 0.5):
+        if dice.fault("device not seen"):
             agent.hide_device()
-        elif dice.random.random() < 0.02:
+        elif dice.random.random() < 0.08:
             agent.show_devices()
-        if not agent.connected:
-            agent.connected = dice.random.random() < 0.05
-        elif dice.fault("message", "agent cut off"):
-            agent.connected = False
+
+    def _cut_off(self, agent: Agent) -> None:
+        """Perhaps cut a machine off, in one direction or both, or let it be back."""
+        dice = agent.dice
+        if not (agent.sends and agent.receives):
+            if dice.random.random() < 0.1:
+                agent.sends = agent.receives = True
+        elif dice.fault("agent cut off"):
+            agent.sends = agent.receives = False
+        elif dice.fault("agent hears nothing"):
+            agent.receives = False
+        elif dice.fault("agent not heard"):
+            agent.sends = False
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -235,15 +335,19 @@ class Simulation:
         broken = choose(self.agents)
         self.core = [agent for agent in self.agents if agent is not broken]
         self._leading = [choose(self.controllers)]
-        broken.dice.rates = dict.fromkeys(broken.dice.rates, 0.06)
+        broken.dice.set_rates(dict.fromkeys(KINDS, max(RATES)))
         if choose((True, False)):
-            broken.connected = False
+            broken.sends = broken.receives = False
 
     def _calm_down(self) -> None:
         self.dice.calm = True
+        self.log.is_up = self.log.has_room = True
+        self._end_the_dark()
+        for controller in self._leading:
+            controller.asleep, controller.connected = False, True
         for agent in self.core:
             agent.dice.calm = True
-            agent.connected = True
+            agent.sends = agent.receives = True
             agent.show_devices()
         rest = [agent for agent in self.agents if agent not in self.core]
         flapping = [agent for agent in rest if agent.connected]
@@ -252,7 +356,7 @@ class Simulation:
             for agent in self.core:
                 if agent.machine is None:
                     agent.start()
-            for agent in flapping:
+            for agent in flapping if self.dice.random.random() < _BREAKS else ():
                 self._break(agent)
             if step % 50 == 49 and self._unsettled() == "":
                 return
@@ -263,7 +367,7 @@ class Simulation:
         busy = [a.name for a in self.core if not a.quiet]
         if busy:
             return f"{', '.join(busy)} busy"
-        leaders = [c for c in self._leading if c.leads and c.behind == 0 and not c.planned]
+        leaders = [controller for controller in self._leading if controller.settled]
         if not leaders:
             return "no leader that has folded all"
         state = leaders[0].state
@@ -309,69 +413,35 @@ class Simulation:
             if snapshot(controller.state) != snapshot(state):
                 raise Violation(f"controller {controller.name} does not hold what replay gives")
         if self.mode == "safety":
-            self._check_outcomes()
+            self.witness.check_outcomes({agent.name: agent.first_command for agent in self.agents})
             for agent in self.agents:
                 if not agent.wiped:
-                    self._check_told(agent)
+                    self.witness.check_told(agent.name, agent.spawned, agent.running)
             self._check_stays_quiet()
+        if self.seed % VERIFIED == 0:
+            self._check_decided_again()
 
     def _replayed(self) -> Cluster:
-        """Fold the log again, through a snapshot in its middle."""
+        """Fold the log again, through a snapshot in its middle (I7)."""
         state = Cluster()
         middle = len(self.log.messages) // 2
         for index in range(len(self.log.messages)):
             apply(state, self.log.record(index))
             if index == middle:
-                state = restored(snapshot(state))
+                state = thaw(freeze(state))
         return state
 
-    def _check_outcomes(self) -> None:
-        """Every command that an agent took came to one outcome (I5)."""
-        agents = {agent.name: agent for agent in self.agents}
-        sent: Counter[tuple[str, int, int]] = Counter()
-        ended: Counter[tuple[str, int, int]] = Counter()
-        counted: set[tuple[str, int]] = set()
-        for index in range(len(self.log.messages)):
-            record = self.log.record(index)
-            body = record.body
-            if isinstance(body, SetAssignments):
-                taken = record.sequence >= agents[body.node].first_command
-                sent[body.node, body.term, body.revision] += taken
-            elif isinstance(body, e.CommandCompleted | e.CommandRefused | e.CommandSuperseded):
-                event = (record.session, record.number)  # sent again after a lost answer
-                ended[record.node, body.term, body.revision] += event not in counted
-                counted.add(event)
-        for key in sent.keys() | ended.keys():
-            if ended[key] != sent[key] and not agents[key[0]].wiped:
-                raise Violation(f"command {key} was sent {sent[key]} and ended {ended[key]} times")
-
-    def _check_told(self, agent: Agent) -> None:
-        """No event is missing (I1), and no process came or went without a word (I6)."""
-        records = [self.log.record(index) for index in range(len(self.log.messages))]
-        told = [r for r in records if r.origin == "node" and r.node == agent.name]
-        numbers: dict[str, set[int]] = {}
-        started, ended = set(), set()
-        for record in told:
-            numbers.setdefault(record.session, set()).add(record.number)
-            body = record.body
-            if isinstance(body, e.PartEvent):
-                key = s.Key(body.replica, body.part)
-                start = s.Start(key, body.generation, body.attempt)
-                if isinstance(body, e.ReplicaStarting):
-                    started.add(start)
-                elif isinstance(body, e.ReplicaFailed | e.ReplicaStopped):
-                    ended.add(start)
-        for session, found in numbers.items():
-            if found != set(range(1, len(found) + 1)):
-                raise Violation(f"{session} has gaps: {sorted(found)}")
-        untold = (agent.spawned - started) | (agent.spawned - ended - agent.running)
-        if untold:
-            raise Violation(f"{agent.name} says nothing of {sorted(untold, key=str)}")
+    def _check_decided_again(self) -> None:
+        """Every decision follows from the log alone."""
+        verdict = verify([self.log.record(index) for index in range(len(self.log.messages))])
+        difference = verdict.difference or verdict.first_change
+        if difference is not None:
+            raise Violation(f"decided again it is another: {difference}")
 
     def _check_stays_quiet(self) -> None:
         """Without faults and wishes nothing more is written (I9)."""
         before = len(self.log.messages)
-        for _ in range(300):
+        for _ in range(STEPS_TO_STAY_QUIET):
             self._step()
         if len(self.log.messages) > before:
             news = self.log.record(before).body
