@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -146,7 +148,8 @@ def import_(
     the same. Times do not: the log stores each record anew, so what a view or `--to TIME` says
     about when is the time of the import. Keep the archive for that. An import that was interrupted
     goes on when it is repeated; a log that holds anything else is refused. Stop controllers and
-    agents first.
+    agents first. Where no server is known, one runs on the data folder for as long as it takes:
+    `llmgw up` goes on from there.
     """
     import asyncio
 
@@ -164,8 +167,30 @@ async def _import(settings: Settings, file: Path) -> Imported:
     from llmgw.log.archive import open_archive
     from llmgw.log.restore import import_archive
 
-    async with open_archive(file) as archive, open_log(settings) as log:
+    async with (
+        open_archive(file) as archive,
+        _server_for(settings) as reached,
+        open_log(reached) as log,
+    ):
         return await import_archive(archive, log, settings.cluster)
+
+
+@asynccontextmanager
+async def _server_for(settings: Settings) -> AsyncIterator[Settings]:
+    """Give settings with a server: the one that is known, or one on the data folder meanwhile."""
+    from msgspec.structs import replace
+
+    from llmgw import logs
+    from llmgw.log.embedded import embedded_server
+    from llmgw.settings import ENDPOINT_FILE
+
+    if settings.nats_url is not None or (settings.data / ENDPOINT_FILE).exists():
+        yield settings
+        return
+    logs.configure("error", as_json=False)
+    async with embedded_server(settings.data) as server:
+        note(f"a log server runs on {settings.data} meanwhile")
+        yield replace(settings, nats_url=server.url)
 
 
 def _imported(file: Path, cluster: str, done: Imported) -> str:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmgw.cli.context import note
 from llmgw.cli.ctl_source import ArchiveFile, Live, Span, Where, opened, parse_span, where
 from llmgw.cli.options import ClusterName, Data, Format, NatsUrl, Output
 
 if TYPE_CHECKING:
     from llmgw.log.timeline import Found
     from llmgw.views.predicate import Predicate
+    from llmgw.views.watching import Watching
 
 SAID_NO = 4
 
@@ -58,21 +60,25 @@ def bisect(
 
     from llmgw.cli.output import emit
     from llmgw.views.predicate import parse
+    from llmgw.views.watching import Watching
 
     question = parse(predicate)
     span = parse_span(from_, to)
     asked = where(archive, nats_url, cluster, data, live=live)
-    found = asyncio.run(_find(asked, question, span))
+    watched = Watching(question)
+    found = asyncio.run(_find(asked, watched, span))
     emit(_report(question, found), output, lambda _, __: _lines(question, found))
     if not found.holds:
+        for path in watched.never_there:
+            note(f"there never was anything under {path}")
         raise typer.Exit(SAID_NO)
 
 
-async def _find(asked: Where, question: Predicate, span: Span) -> Found:
+async def _find(asked: Where, watched: Watching, span: Span) -> Found:
     from llmgw.log.timeline import first_after
 
     async with opened(asked) as source:
-        return await first_after(source.log, question.holds, **span._asdict())
+        return await first_after(source.log, watched, **span._asdict())
 
 
 def _report(question: Predicate, found: Found) -> dict[str, Any]:

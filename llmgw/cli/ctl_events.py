@@ -31,12 +31,19 @@ if TYPE_CHECKING:
     Filter = Callable[[Record], bool]
 
 
+Rejected = Annotated[
+    bool,
+    typer.Option("--rejected", help="Only what changed nothing (unreadable, void, …), and gaps."),
+]
+
+
 class _Asked(NamedTuple):
     """Which records of which log, how many, and how they are printed."""
 
     where: Where
     span: Span
     wanted: Filter
+    type: str | None
     model: str | None
     limit: int | None
     output: Format
@@ -44,9 +51,7 @@ class _Asked(NamedTuple):
 
 def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come.")] = False,
-    rejected: Annotated[
-        bool, typer.Option("--rejected", help="Only what changed nothing: unreadable, void, …")
-    ] = False,
+    rejected: Rejected = False,
     type: Annotated[  # noqa: A002 -- the option is named so
         str | None,
         typer.Option(help="Only this type: replica.ready, or replica.*", show_default=False),
@@ -100,7 +105,7 @@ def events(
     span = parse_span(since, until, ("--since", "--until"))
     wanted = partial(concerns, wire=type, node=node, replica=replica)
     source = where(archive, nats_url, cluster, data, live=live)
-    asked = _Asked(source, span, wanted, model, limit, output)
+    asked = _Asked(source, span, wanted, type, model, limit, output)
     if follow:
         asyncio.run(_follow(asked))
     else:
@@ -113,12 +118,32 @@ async def _list(asked: _Asked, rejected: bool) -> None:
 
     rows: list[EventRow] | list[RejectedRow]
     async with opened(asked.where, whole=rejected) as source:
+        await _check_type(asked.type, source)
         models = await _models(asked, source)
         found = _present(asked, source, models)
         rows = await (_rejected(asked, source, found) if rejected else _newest(asked, found))
     if not rows:
         note("no rejected records" if rejected else "no such events in the log")
     emit(rows, asked.output, view_lines)
+
+
+async def _check_type(wanted: str | None, source: Source) -> None:
+    """Raise `UsageError` for a type that there is neither here nor in the log.
+
+    A newer version may have written types that this one does not know: those are found.
+    """
+    from llmgw.cli.asked import unknown
+    from llmgw.replay import present_records
+    from llmgw.views import concerns
+    from llmgw.views.events import TYPES, is_of
+
+    if wanted is None or any(is_of(wanted, known) for known in TYPES):
+        return
+    async for record in present_records(source.log):
+        if concerns(record, wire=wanted):
+            note(f"{wanted} is not known to this version of llmgw")
+            return
+    raise UsageError(f"--type: {unknown('type of event', wanted, TYPES)}")
 
 
 async def _newest(asked: _Asked, found: AsyncIterator[Record]) -> list[EventRow]:
@@ -204,6 +229,7 @@ async def _follow(asked: _Asked) -> None:
         )
 
     async with opened(asked.where) as source:
+        await _check_type(asked.type, source)
         last = (await source.log.bounds()).last
         models = await _models(asked, source)
         upto = asked._replace(span=asked.span._replace(until=last))

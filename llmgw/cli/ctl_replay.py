@@ -140,7 +140,7 @@ def _say(verdict: Verdict, output: Format) -> None:
     from llmgw.errors import LlmgwError
 
     emit(_report(verdict), output, lambda _, __: _lines(verdict))
-    if verdict.difference is not None:
+    if verdict.difference is not None or verdict.changed:
         raise typer.Exit(SAID_NO)
     if verdict.needs_upgrade is not None:
         raise LlmgwError(
@@ -152,13 +152,15 @@ def _say(verdict: Verdict, output: Format) -> None:
 def _report(verdict: Verdict) -> dict[str, Any]:
     import msgspec
 
+    from llmgw import __version__
     from llmgw.views import events
 
     report = msgspec.structs.asdict(verdict)
-    found: Difference | None = report.pop("difference")
+    report.pop("first_change")
+    found: Difference | None = report.pop("difference") or verdict.first_change
     if report["needs_upgrade"] is None:
         del report["needs_upgrade"]
-    report["agreed"] = found is None
+    report |= {"llmgw_version": __version__, "agreed": found is None}
     if found is not None:
         sides = {"recorded": found.recorded, "decided": found.decided}
         report["difference"] = {
@@ -166,6 +168,7 @@ def _report(verdict: Verdict) -> dict[str, Any]:
             "at": found.at,
             "what": found.what,
             "fields": list(found.fields),
+            **({"llmgw_version": found.version} if found.version else {}),
             **{name: _side(side) for name, side in sides.items() if side is not None},
             **({"event": events([found.event])[0]} if found.event is not None else {}),
         }
@@ -179,10 +182,11 @@ def _side(intention: Intention) -> dict[str, Any]:
 
 
 def _lines(verdict: Verdict) -> Iterator[str]:
-    found = verdict.difference
-    if found is not None:
-        yield from _difference_lines(found)
+    if verdict.difference is not None:
+        yield from _difference_lines(verdict.difference)
         yield f"Before it, {_counts(verdict)} agree."
+    elif verdict.first_change is not None:
+        yield from _change_lines(verdict, verdict.first_change)
     elif verdict.rounds:
         terms = _plural(verdict.terms, "term")
         yield f"Every decision agrees: {_counts(verdict)} in {terms}, up to {verdict.sequence}."
@@ -207,12 +211,31 @@ def _plural(count: int, noun: str) -> str:
 
 
 def _difference_lines(found: Difference) -> Iterator[str]:
+    yield f"The log and this llmgw part ways at {_place(found)}: {found.what}."
+    yield from _side_lines(found)
+
+
+def _change_lines(verdict: Verdict, found: Difference) -> Iterator[str]:
+    from llmgw import __version__
+
+    who = f"llmgw {found.version}" if found.version else "an older llmgw"
+    yield (
+        f"{who} decided otherwise than this one ({__version__}) would, "
+        f"{_plural(verdict.changed, 'time')}. First at {_place(found)}: {found.what}."
+    )
+    yield from _side_lines(found)
+    yield f"All else agrees: {_counts(verdict)}, up to {verdict.sequence}."
+
+
+def _place(found: Difference) -> str:
+    side = found.recorded or found.decided
+    return f"sequence {found.sequence}, {side.wire if side is not None else 'a decision'}"
+
+
+def _side_lines(found: Difference) -> Iterator[str]:
     from llmgw.views import events
     from llmgw.views.summaries import summary
 
-    side = found.recorded or found.decided
-    name = side.wire if side is not None else "a decision"
-    yield f"The log and this llmgw part ways at sequence {found.sequence}, {name}: {found.what}."
     if found.event is not None:
         (row,) = events([found.event])
         yield f"  decided on:    sequence {found.at}, {row.type}: {row.summary}"

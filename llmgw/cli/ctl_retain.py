@@ -79,8 +79,8 @@ async def _move(
 
     check_free(file, force)
     async with AsyncExitStack() as stack:
-        log = await stack.enter_async_context(open_log(settings))
         held = await stack.enter_async_context(open_archive(older)) if older is not None else None
+        log = await stack.enter_async_context(open_log(settings))
         return await move(
             log,
             file,

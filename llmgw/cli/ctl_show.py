@@ -33,9 +33,11 @@ def show(
 
 
 def _say_nothing(asked: Where, cluster: str, span: Span | None) -> None:
-    when = "yet" if span in (None, Span()) else "before that point"
+    if span not in (None, Span()):
+        note(f"the log of cluster {cluster} holds nothing before that point")
+        return
     hint = "" if asked.archive else ": start `llmgw up` or an agent, or name another cluster"
-    note(f"the log of cluster {cluster} holds nothing {when}{hint}")
+    note(f"the log of cluster {cluster} holds nothing yet{hint}")
 
 
 async def _read(view: str, asked: Where, span: Span, then: bool) -> tuple[str, Cluster, Any]:

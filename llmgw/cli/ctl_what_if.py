@@ -13,7 +13,7 @@ from llmgw.errors import UsageError
 
 if TYPE_CHECKING:
     from llmgw.core.cluster import Cluster
-    from llmgw.views.whatif import Fact, WhatIf
+    from llmgw.views.whatif import Decided, Fact, WhatIf
 
 _FORMS = (
     "catalog=FILE, policy=pack, policy=MODEL:spread, without-node=NAME, with-node=CAPTURE or "
@@ -145,12 +145,11 @@ _MAKERS: Mapping[str, Callable[[Cluster, str], list[Fact]]] = {
 def _lines(found: WhatIf, wide: bool) -> Iterator[str]:
     from llmgw.cli.ctl_compare import change_lines
     from llmgw.cli.output import Column, table_lines
-    from llmgw.views.summaries import counted
 
     columns = (
         Column("DECISION", lambda d: d.type),
         Column("WHAT", lambda d: d.summary),
-        Column("WHY", lambda d: (*d.reasons, counted(d.refusals)) if d.refusals else d.reasons),
+        Column("WHY", _why, whole=True),
     )
     for title, decisions in (
         ("Would be decided:", found.decisions),
@@ -165,3 +164,10 @@ def _lines(found: WhatIf, wide: bool) -> Iterator[str]:
         yield ""
     yield "Once all is decided and done, against how it would be as it is:"
     yield from change_lines(found.differences, wide)
+
+
+def _why(decision: Decided) -> tuple[str, ...]:
+    from llmgw.views.summaries import counted
+
+    refused = f"refused elsewhere: {counted(decision.refusals)}" if decision.refusals else ""
+    return tuple(filter(None, (*decision.reasons, refused)))

@@ -16,6 +16,7 @@ from llmgw.views import (
     Status,
     Step,
 )
+from llmgw.views.replicas import how_far
 from llmgw.views.status import ClassRow, ModelRow
 from llmgw.views.summaries import counted
 
@@ -67,8 +68,9 @@ def _state(node: NodeRow) -> str:
 
 
 def _failure(replica: ReplicaRow) -> str | None:
-    if replica.progress and not replica.retired:
-        return replica.progress
+    far = how_far(replica.progress, replica.loaded_bytes, replica.weights_bytes)
+    if far and not replica.retired:
+        return far
     if replica.retired or not (replica.reason and replica.meaning):
         return replica.retired or replica.reason
     return f"{replica.reason}: {replica.meaning}"
@@ -264,3 +266,6 @@ def _remarks(status: Status) -> Iterator[str]:
     said = ", ".join(f"{count} {name}" for name, count in odd.items() if count)
     if said:
         yield f"records set apart: {said} (see llmgw ctl events --rejected)"
+    if records.gaps:
+        times = "once" if records.gaps == 1 else f"{records.gaps} times"
+        yield f"events of nodes are missing, {times} (see llmgw ctl events --rejected)"

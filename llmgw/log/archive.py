@@ -29,6 +29,7 @@ import msgspec
 
 from llmgw import __version__
 from llmgw.errors import LlmgwError, LogUnreachable, UsageError
+from llmgw.files import NoRegularFile, read_regular
 from llmgw.log.base import Bounds, LogRewound, Message
 from llmgw.log.chunks import (
     CHUNK_BYTES,
@@ -437,11 +438,10 @@ async def open_archive(path: Path) -> AsyncIterator[Archive]:
 def _read_header(path: Path) -> _Header:
     """Return what the header of a SQLite file says (https://sqlite.org/fileformat2.html, 1.3)."""
     try:
-        if not (path.is_file() or path.is_dir()) and path.exists():
-            raise UsageError(f"{path} is no regular file: an archive is one")
-        with path.open("rb") as file:
-            header = file.read(_HEADER_BYTES)
-            size_bytes = os.fstat(file.fileno()).st_size
+        header = read_regular(path, _HEADER_BYTES)
+        size_bytes = path.stat().st_size
+    except NoRegularFile as error:
+        raise UsageError(f"{path} is no regular file: an archive is one") from error
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if not header.startswith(_MAGIC) or len(header) < _HEADER_BYTES:

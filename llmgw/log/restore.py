@@ -61,8 +61,8 @@ async def _already(archive: Archive, log: Log, cluster: str) -> int:
         return there.last
     raise UsageError(
         f"the log of cluster {cluster} holds records {there.first} to {there.last} of its own: an "
-        "archive can be imported into an empty log only. Name another server, or stop everything "
-        "and start with an empty data folder"
+        "archive can be imported into an empty log only. Name another server, or an empty data "
+        "folder on which nothing runs: --data DIR"
     )
 
 

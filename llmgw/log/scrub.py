@@ -43,6 +43,7 @@ _WORD = re.compile(r"[a-z]{1,24}(?:[-_][a-z0-9]{1,24}){0,3}")
 _OF_HARDWARE = re.compile(r"[A-Za-z0-9*?][A-Za-z0-9 .+*?:,()/_-]{0,79}")
 _OWN_REASONS = re.compile(
     r"exit code -?\d+|signal \d+|not wanted any more|the machine restarted|its entry changed"
+    r"|a restart was asked for|its group starts again|something else is wanted in its place"
     r"|its model left the catalog|more than the \d+ wanted"
     r"|it stands in the way of the changed entry"
 )

@@ -24,10 +24,15 @@ DUPLICATE_WINDOW_SECONDS = 120
 TELEMETRY_AGE_SECONDS = 15 * 60
 TELEMETRY_BYTES = 64 * 1024 * 1024
 
+PARKED = "llmgw.parked"
+"""Among a stream's metadata: somebody is letting go of its beginning (`llmgw.log.cutting`)."""
+
 STREAM_NOT_FOUND = 10059
 NO_MESSAGE_FOUND = 10037
 _NAME_IN_USE = 10058
 _NOT_ENABLED = {10039, 10076}
+_QUESTIONS = ("STREAM.INFO.", "STREAM.MSG.GET.", "CONSUMER.INFO.", "CONSUMER.CREATE.")
+"""What may be asked twice, the making of a consumer too: the second finds the first one's."""
 _SECOND_NS = 1_000_000_000
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,63}")
 
@@ -59,6 +64,7 @@ class StreamConfig(msgspec.Struct):
     deny_delete: bool = False
     deny_purge: bool = False
     allow_atomic: bool = False
+    metadata: dict[str, str] = {}
 
 
 class _State(msgspec.Struct):
@@ -142,10 +148,17 @@ class Names:
         ]
 
 
-async def api(session: Session, subject: str, body: object, reply: type[T]) -> T:
+async def api(
+    session: Session,
+    subject: str,
+    body: object,
+    reply: type[T],
+    patience_seconds: float = API_TIMEOUT_SECONDS,
+) -> T:
     """Ask the JetStream API under `$JS.API.` and return the decoded reply, or raise `ApiError`."""
     payload = b"" if body is None else msgspec.json.encode(body)
-    message = await session.request(f"$JS.API.{subject}", payload, API_TIMEOUT_SECONDS)
+    again = subject.startswith(_QUESTIONS)
+    message = await session.request(f"$JS.API.{subject}", payload, patience_seconds, again=again)
     try:
         if error := msgspec.json.decode(message.data, type=_Reply).error:
             raise ApiError(error.err_code, error.description)
@@ -180,7 +193,12 @@ async def set_up(session: Session, names: Names, replicas: int) -> None:
         except NoResponders as failure:
             # A server that is just starting would also answer so; but it does not listen yet.
             raise _no_jetstream(session) from failure
-        _check(stream, info.config, configuration, session)
+        if PARKED in info.config.metadata:
+            from llmgw.log import cutting  # it asks through this module
+
+            await cutting.mend(session, stream)
+        else:
+            _check(stream, info.config, configuration, session)
 
 
 async def _info_or_create(

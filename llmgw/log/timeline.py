@@ -10,7 +10,8 @@ once, asking a question after every record: `ctl bisect`.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -159,31 +160,42 @@ class Found(msgspec.Struct, frozen=True):
     already: bool = False
 
 
+class Question(Protocol):
+    """What is asked along a log; see `llmgw.views.watching.Watching`."""
+
+    def begin(self, state: Cluster) -> bool:
+        """Return the answer for the state at the beginning."""
+        ...
+
+    def after(self, state: Cluster, record: Record) -> bool:
+        """Return the answer for the state after the record that was folded into it last."""
+        ...
+
+
 async def first_after(
     log: Readable,
-    holds: Callable[[Cluster], bool],
+    question: Question,
     *,
     start: int | None = None,
     start_ns: int | None = None,
     until: int | None = None,
     until_ns: int | None = None,
 ) -> Found:
-    """Return the first record after which `holds` says yes of the state.
+    """Return the first record after which the answer is yes.
 
     The points are those of `span`; what is up to the first is folded, and asked about once.
     """
     state = await _beginning(log, start, start_ns)
     begin = state.sequence
-    if (start is not None or start_ns is not None) and holds(state):
+    holds = question.begin(state)
+    if holds and (start is not None or start_ns is not None):
         return Found(True, begin, begin, None, True)
     async for batch in span(log, start=begin + 1, until=until, until_ns=until_ns, beyond=True):
-        for message in batch:
-            fold(state, (message,))
-            if holds(state):
-                record = wire.decode(
-                    message.sequence, message.time_ns, message.subject, message.payload
-                )
-                return Found(True, begin, message.sequence, record)
+        for m in batch:
+            fold(state, (m,))
+            record = wire.decode(m.sequence, m.time_ns, m.subject, m.payload)
+            if question.after(state, record):
+                return Found(True, begin, m.sequence, record)
     return Found(False, begin, state.sequence)
 
 

@@ -8,14 +8,20 @@ from typing import Any
 
 from llmgw.core.cluster import Cluster
 from llmgw.core.commands import SetAssignments
-from llmgw.core.events import CatalogApplied, ReplicaAssigned
+from llmgw.core.events import EVENTS, CatalogApplied, ReplicaAssigned
 from llmgw.core.fold import apply
 from llmgw.core.records import NewerVersion, Record, UnknownType, Unreadable
 from llmgw.core.values import Origin
 from llmgw.views.shared import Row, as_time
 from llmgw.views.summaries import summary
 
-_REJECTED = frozenset({"unreadable", "unknown type", "newer version", "void"})
+UNREADABLE = "unreadable"
+"""The type of a record that cannot be read, as rows have it."""
+
+TYPES = (*sorted({*EVENTS, SetAssignments.wire}), UNREADABLE)
+"""Every type that rows of this version have, but for those of newer versions in a log."""
+
+_REJECTED = frozenset({"unreadable", "unknown type", "newer version", "void", "gap"})
 
 
 class EventRow(Row, frozen=True, kw_only=True):
@@ -31,7 +37,10 @@ class EventRow(Row, frozen=True, kw_only=True):
 
 
 class RejectedRow(Row, frozen=True, kw_only=True):
-    """A record that changed nothing. `kind` is why in a word, `detail` in a sentence."""
+    """A record that changed nothing. `kind` is why in a word, `detail` in a sentence.
+
+    A `gap` did change something, and events that its node wrote before it are missing.
+    """
 
     sequence: int
     time: str | None = None
@@ -59,7 +68,7 @@ def events(records: Iterable[Record]) -> list[EventRow]:
 
 
 def rejected(records: Iterable[Record], state: Cluster | None = None) -> list[RejectedRow]:
-    """Return what changed nothing: unreadable, unknown, too new, void, or seen before.
+    """Return what changed nothing (unreadable, unknown, too new, void, seen before), and gaps.
 
     `records` begin where the log does, or go on after `state`, which is folded on: whether a
     decision is void depends on all before it.
@@ -90,7 +99,7 @@ def concerns(
     A type that ends in `*` means all that begin so.
     """
     return (
-        (wire is None or _is_of(wire, _type(record)))
+        (wire is None or is_of(wire, _type(record)))
         and (node is None or node in _nodes(record))
         and (replica is None or replica in _replicas(record))
     )
@@ -125,7 +134,8 @@ class ModelsOfReplicas:
         return named | {self._models[name] for name in _replicas(record) & self._models.keys()}
 
 
-def _is_of(wanted: str, wire: str) -> bool:
+def is_of(wanted: str, wire: str) -> bool:
+    """Return whether a type is the one that is wanted; `replica.*` means all that begin so."""
     return wire.startswith(wanted[:-1]) if wanted.endswith("*") else wire == wanted
 
 
@@ -143,7 +153,7 @@ def _refusals(state: Cluster, record: Record) -> Iterator[tuple[str, str]]:
 
 def _type(record: Record) -> str:
     if isinstance(record.body, Unreadable):
-        return "unreadable"
+        return UNREADABLE
     return record.body.wire
 
 

@@ -9,8 +9,6 @@ it needs, so that it can be asked after every event of a long log.
 from __future__ import annotations
 
 import re
-import types
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -25,16 +23,13 @@ from llmgw.views.replicas import ReplicaRow
 from llmgw.views.shared import Row
 
 EVERY = "*"
-_OF_THE_LOG = {"sequence", "time", "term", "leader", "records", "needs_upgrade", "catalog"}
+OF_THE_LOG = {
+    *("sequence", "time", "term", "leader", "records", "needs_upgrade"),
+    *("cluster", "catalog", "pending_catalog", "rejected_catalog"),
+}
+"""What the status says that is of no node, replica or model."""
+
 _PLAIN = re.compile(r"[A-Za-z0-9_/:+-]+")
-
-
-class NoSuchField(ValueError):
-    """A path names what no row has. `place` is the number of the segment."""
-
-    def __init__(self, message: str, place: int) -> None:
-        super().__init__(message)
-        self.place = place
 
 
 def key_of(row: Row) -> str:
@@ -54,7 +49,7 @@ def joined(segments: Sequence[str]) -> str:
 def plain(value: object) -> Any:  # noqa: ANN401 -- JSON of any shape
     """Return a view as dicts of names and fields; what is not known is `None`."""
     if isinstance(value, msgspec.Struct):
-        return {name: plain(getattr(value, attribute)) for name, attribute in _fields(type(value))}
+        return {name: plain(getattr(value, attribute)) for name, attribute in fields(type(value))}
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -67,7 +62,7 @@ def plain(value: object) -> Any:  # noqa: ANN401 -- JSON of any shape
 def values(state: Cluster, segments: Sequence[str]) -> Iterator[Any]:
     """Yield what a path names in a state: nothing, one value, or with `*` several."""
     view = VIEWS[segments[0]](_needed(state, segments))
-    yield from _walk(view, segments[1:])
+    yield from walk(view, segments[1:])
 
 
 def seen(state: Cluster, segments: Sequence[str]) -> dict[str, Any]:
@@ -78,20 +73,21 @@ def seen(state: Cluster, segments: Sequence[str]) -> dict[str, Any]:
     return view if isinstance(view, dict) else {}
 
 
-def _walk(value: object, segments: Sequence[str]) -> Iterator[Any]:
+def walk(value: object, segments: Sequence[str]) -> Iterator[Any]:
+    """Yield what a value holds under the names of a path."""
     if not segments:
         if value is not None:
             yield value
         return
     first, rest = segments[0], segments[1:]
     for inner in _named(value, first):
-        yield from _walk(inner, rest)
+        yield from walk(inner, rest)
 
 
 def _named(value: object, name: str) -> Iterator[object]:
     """Yield what a value holds under a name."""
     if isinstance(value, msgspec.Struct):
-        known = dict(_fields(type(value)))
+        known = dict(fields(type(value)))
         chosen = known.values() if name == EVERY else [known[name]] if name in known else ()
         yield from (getattr(value, attribute) for attribute in chosen)
     elif isinstance(value, Mapping):
@@ -104,7 +100,7 @@ def _named(value: object, name: str) -> Iterator[object]:
 
 
 @cache
-def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+def fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
     """Return what programs call the fields of a row, and what Python does."""
     return tuple((field.encode_name, field.name) for field in msgspec.structs.fields(kind))
 
@@ -122,16 +118,17 @@ def _needed(state: Cluster, segments: Sequence[str]) -> Cluster:
         return _status_only(state, name, segments[2] if len(segments) > 2 else EVERY)
     if view == "replicas":
         replica = state.replicas.get(name.partition("/")[0])
-        return _with(state, [replica] if replica is not None else [])
+        return only_replicas(state, [replica] if replica is not None else [])
     if view in ("nodes", "devices"):
-        return _node_only(state, name.partition("/")[0])
+        return only_node(state, name.partition("/")[0])
     return state
 
 
 def _status_only(state: Cluster, field: str, model: str) -> Cluster:
     if field == "models" and model != EVERY:
-        return _model_only(state, model)
-    if field in _OF_THE_LOG:
+        found = [r for r in state.replicas.values() if r.model == model]
+        return only_model(state, model, found)
+    if field in OF_THE_LOG:
         return replace(state, nodes={}, replicas={}, models={})
     if field not in ("models", "nodes"):
         return state
@@ -141,9 +138,10 @@ def _status_only(state: Cluster, field: str, model: str) -> Cluster:
     return replace(state, nodes=bare)
 
 
-def _model_only(state: Cluster, name: str) -> Cluster:
+def only_model(state: Cluster, name: str, replicas: Sequence[Replica]) -> Cluster:
+    """Return a state that shows the same of one model; `replicas` are all that are of it."""
     model = state.models.get(name)
-    found = _with(state, [r for r in state.replicas.values() if r.model == name])
+    found = only_replicas(state, replicas)
     bare = {node.name: _without_devices(node) for node in found.nodes.values()}
     return replace(found, nodes=bare, models={name: model} if model is not None else {})
 
@@ -153,7 +151,8 @@ def _without_devices(node: Node) -> Node:
     return replace(node, inventory=None, devices={}, excluded={}, held={}, conditions=())
 
 
-def _node_only(state: Cluster, name: str) -> Cluster:
+def only_node(state: Cluster, name: str) -> Cluster:
+    """Return a state that shows the same of one node and its devices."""
     node = state.nodes.get(name)
     if node is None:
         return replace(state, nodes={}, replicas={}, models={})
@@ -163,7 +162,8 @@ def _node_only(state: Cluster, name: str) -> Cluster:
     return replace(state, nodes={name: node}, replicas=ordered, models={})
 
 
-def _with(state: Cluster, replicas: Sequence[Replica]) -> Cluster:
+def only_replicas(state: Cluster, replicas: Sequence[Replica]) -> Cluster:
+    """Return a state that shows the same of some replicas."""
     nodes = {part.node for replica in replicas for part in replica.parts}
     return replace(
         state,
@@ -171,48 +171,3 @@ def _with(state: Cluster, replicas: Sequence[Replica]) -> Cluster:
         nodes={name: node for name in nodes if (node := state.nodes.get(name)) is not None},
         models={},
     )
-
-
-# --- whether there is such a thing ---------------------------------------------------------------
-
-
-def check(segments: Sequence[str]) -> None:
-    """Raise `NoSuchField` unless some state could have something under this path.
-
-    Names of models, nodes and replicas are any; fields are those of the rows.
-    """
-    if segments[0] not in VIEWS:
-        raise NoSuchField(f"there is no view {segments[0]!r}; there are {', '.join(VIEWS)}", 0)
-    kinds: list[object] = [typing.get_type_hints(VIEWS[segments[0]])["return"]]
-    for place, name in enumerate(segments[1:], start=1):
-        within = joined(segments[:place])
-        kinds = [inner for kind in kinds for inner in _kinds(kind, name, within, place)]
-
-
-def _kinds(kind: object, name: str, within: str, place: int) -> list[object]:
-    """Return what a value of some type can hold under a name."""
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        options = [inner for inner in typing.get_args(kind) if inner is not type(None)]
-        return [found for inner in options for found in _kinds(inner, name, within, place)]
-    arguments = typing.get_args(kind)
-    if typing.get_origin(kind) in (dict, Mapping):
-        return [arguments[1]]
-    if typing.get_origin(kind) in (list, tuple) and (_is_row(arguments[0]) or name == EVERY):
-        return [arguments[0]]
-    if _is_row(kind):
-        return _fields_named(kind, name, within, place)  # type: ignore[arg-type]
-    raise NoSuchField(f"{within} is a value and holds nothing more", place)
-
-
-def _fields_named(kind: type[msgspec.Struct], name: str, within: str, place: int) -> list[object]:
-    hints = typing.get_type_hints(kind)
-    known = {public: hints[attribute] for public, attribute in _fields(kind)}
-    if name == EVERY:
-        return [*known.values()]
-    if name not in known:
-        raise NoSuchField(f"{within} has no {name!r}; it has {', '.join(known)}", place)
-    return [known[name]]
-
-
-def _is_row(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)

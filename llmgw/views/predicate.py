@@ -1,7 +1,8 @@
 """Questions about a state that are either so or not: `status.models.llama.ready == 0`.
 
 Pure, and no Python: `parse` reads a small language of its own, and there is nothing in it that
-could do anything but compare. Used by `ctl bisect`.
+could do anything but compare. Used by `ctl bisect`. `holds` answers for one state,
+`watching` after each record of a log.
 
     either   = both ("or" both)*            value    = path | "count(" path ")" | number | text
     both     = negation ("and" negation)*            | "true" | "false" | "null" | "(" either ")"
@@ -10,21 +11,22 @@ could do anything but compare. Used by `ctl bisect`.
 
 A path names what a view shows (see `paths`); a name that is not made of letters, digits and
 `_ - / : +` stands in quotes. With `*` in it a path names several things, and a comparison holds if
-it holds for one of them. What is not there compares with nothing, except that it `== null`.
+it holds for one of them. What is not there compares with nothing, except that it `== null`. What
+could not be so in any state is no question: `replicas.*.phase == "gone"`.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
 from llmgw.core.cluster import Cluster
 from llmgw.errors import UsageError
-from llmgw.views import paths
+from llmgw.views import kinds, paths
 
 MOST_CHARACTERS = 2_000
 MOST_NESTED = 50
@@ -35,22 +37,57 @@ _TOKEN = re.compile(
 )
 _WORDS = {"and", "or", "not", "in", "count", "true", "false", "null"}
 _CONSTANTS: Mapping[str, object] = {"true": True, "false": False, "null": None}
-_ORDERS: Mapping[str, Callable[[Any, Any], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 
-Test = Callable[[Cluster], bool]
-Operand = Callable[[Cluster], list[Any]]
+
+class Constant(msgspec.Struct, frozen=True):
+    """A number, a text, `true`, `false` or `null`."""
+
+    value: Any
+
+
+class Path(msgspec.Struct, frozen=True):
+    """What a path names, or with `counted` how much that is."""
+
+    segments: tuple[str, ...]
+    counted: bool = False
+
+
+Operand = Constant | Path
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """Two values and the sign between them; without a sign `left` alone must be something true."""
+
+    left: Operand
+    sign: str = ""
+    right: Operand = Constant(None)
+
+
+class Negated(msgspec.Struct, frozen=True):
+    """The opposite of a test."""
+
+    test: Test
+
+
+class Several(msgspec.Struct, frozen=True):
+    """`all` of some tests, or any of them."""
+
+    all: bool
+    tests: tuple[Test, ...]
+
+
+Test = Compared | Negated | Several
 
 
 class Predicate(msgspec.Struct, frozen=True):
-    """A question that was understood. `holds` answers it for a state."""
+    """A question that was understood."""
 
     text: str
-    holds: Test
+    test: Test
+
+    def holds(self, state: Cluster) -> bool:
+        """Return the answer for a state."""
+        return answer(self.test, lambda operand: values(operand, state))
 
 
 class _Token(NamedTuple):
@@ -81,7 +118,7 @@ class _Reader:
         tests = [self._both(depth)]
         while self._took("or"):
             tests.append(self._both(depth))
-        return tests[0] if len(tests) == 1 else lambda state: any(test(state) for test in tests)
+        return tests[0] if len(tests) == 1 else Several(False, tuple(tests))
 
     def end(self) -> None:
         token = self._next()
@@ -92,15 +129,14 @@ class _Reader:
         tests = [self._negation(depth)]
         while self._took("and"):
             tests.append(self._negation(depth))
-        return tests[0] if len(tests) == 1 else lambda state: all(test(state) for test in tests)
+        return tests[0] if len(tests) == 1 else Several(True, tuple(tests))
 
     def _negation(self, depth: int) -> Test:
         token = self._next()
         if depth > MOST_NESTED:
             _wrong(self._text, token.place, f"nested more than {MOST_NESTED} deep")
         if self._took("not"):
-            inner = self._negation(depth + 1)
-            return lambda state: not inner(state)
+            return Negated(self._negation(depth + 1))
         if self._took("("):
             inner = self.either(depth + 1)
             self._expect(")")
@@ -108,13 +144,33 @@ class _Reader:
         return self._comparison()
 
     def _comparison(self) -> Test:
+        places = [self._next().place]
         left = self._operand()
         sign = self._next()
-        if sign.text not in ("==", "!=", "in", *_ORDERS) or sign.kind == "text":
-            return lambda state: any(left(state))
+        if sign.text not in SIGNS or sign.kind == "text":
+            return Compared(left)
         self._at += 1
+        places.append(self._next().place)
         right = self._operand()
-        return _compared(left, sign.text, right)
+        self._check_possible(sign.text, (left, right), places)
+        return Compared(left, sign.text, right)
+
+    def _check_possible(
+        self, sign: str, operands: tuple[Operand, Operand], places: Sequence[int]
+    ) -> None:
+        """Refuse to compare a field with a value that it cannot have in any state."""
+        for path, constant, place in (
+            (operands[0], operands[1], places[1]),
+            (operands[1], operands[0], places[0]),
+        ):
+            if isinstance(path, Path) and isinstance(constant, Constant):
+                if path.counted:
+                    never = kinds.never_number("count(…)", constant.value)
+                else:
+                    within = path is operands[1]
+                    never = kinds.never(path.segments, sign, constant.value, within)
+                if never:
+                    _wrong(self._text, place, never, "can be so in no state")
 
     def _operand(self) -> Operand:
         token = self._next()
@@ -128,15 +184,14 @@ class _Reader:
             self._expect("(")
             path = self._path()
             self._expect(")")
-            return lambda state: [sum(1 for _ in paths.values(state, path))]
-        path = self._path()
-        return lambda state: [*paths.values(state, path)]
+            return Path(path, True)
+        return Path(self._path())
 
-    def _constant(self, value: object) -> Operand:
+    def _constant(self, value: object) -> Constant:
         self._at += 1
-        return lambda _: [value]
+        return Constant(value)
 
-    def _path(self) -> list[str]:
+    def _path(self) -> tuple[str, ...]:
         segments: list[str] = []
         places: list[int] = []
         while True:
@@ -150,10 +205,10 @@ class _Reader:
             if not self._took("."):
                 break
         try:
-            paths.check(segments)
-        except paths.NoSuchField as error:
+            kinds.check(segments)
+        except kinds.NoSuchField as error:
             _wrong(self._text, places[error.place], str(error))
-        return segments
+        return tuple(segments)
 
     def _is_word(self) -> bool:
         return self._next().text in _WORDS
@@ -188,29 +243,41 @@ def _tokens(text: str) -> Iterator[_Token]:
     yield _Token("end", "", len(text))
 
 
-def _wrong(text: str, place: int, message: str) -> NoReturn:
+def _wrong(text: str, place: int, message: str, how: str = "is not understood") -> NoReturn:
     raise UsageError(
-        f"the predicate is not understood at character {place + 1}: {message}\n"
-        f"  {text}\n  {' ' * place}^"
+        f"the predicate {how} at character {place + 1}: {message}\n  {text}\n  {' ' * place}^"
     )
 
 
-# --- comparing -----------------------------------------------------------------------------------
+# --- answering -----------------------------------------------------------------------------------
 
 
-def _compared(left: Operand, sign: str, right: Operand) -> Test:
-    compare = {"==": _equal, "!=": lambda a, b: not _equal(a, b), "in": _within}.get(sign)
-    order = compare or _ordered(_ORDERS[sign])
+def values(operand: Operand, state: Cluster) -> list[Any]:
+    """Return what an operand is in a state."""
+    if isinstance(operand, Constant):
+        return [operand.value]
+    found = [*paths.values(state, operand.segments)]
+    return [len(found)] if operand.counted else found
 
-    def test(state: Cluster) -> bool:
-        # Nothing at all equals `null` alone.
-        ours, theirs = left(state), right(state)
-        if theirs == [None] or ours == [None]:
-            both = [one for one in (*ours, *theirs) if one is not None]
-            return (sign == "==") == (not both) if sign in ("==", "!=") else False
-        return any(order(a, b) for a in ours for b in theirs)
 
-    return test
+def answer(test: Test, of: Callable[[Operand], list[Any]]) -> bool:
+    """Return whether a test holds, where `of` says what its operands are."""
+    if isinstance(test, Several):
+        return (all if test.all else any)(answer(one, of) for one in test.tests)
+    if isinstance(test, Negated):
+        return not answer(test.test, of)
+    if not test.sign:
+        return any(of(test.left))
+    return compare(of(test.left), test.sign, of(test.right))
+
+
+def compare(ours: list[Any], sign: str, theirs: list[Any]) -> bool:
+    """Return whether a comparison holds for one of ours and one of theirs."""
+    if theirs == [None] or ours == [None]:  # nothing at all equals `null` alone
+        nothing = all(one is None for one in (*ours, *theirs))
+        return sign in ("==", "!=") and (sign == "==") == nothing
+    order = SIGNS[sign]
+    return any(order(a, b) for a in ours for b in theirs)
 
 
 def _equal(left: object, right: object) -> bool:
@@ -227,9 +294,20 @@ def _within(left: object, right: object) -> bool:
 
 
 def _ordered(order: Callable[[Any, Any], bool]) -> Callable[[object, object], bool]:
-    def compare(left: object, right: object) -> bool:
+    def compared(left: object, right: object) -> bool:
         numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in (left, right))
         texts = isinstance(left, str) and isinstance(right, str)
         return (numbers or texts) and order(left, right)
 
-    return compare
+    return compared
+
+
+SIGNS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "==": _equal,
+    "!=": lambda left, right: not _equal(left, right),
+    "in": _within,
+    "<": _ordered(operator.lt),
+    "<=": _ordered(operator.le),
+    ">": _ordered(operator.gt),
+    ">=": _ordered(operator.ge),
+}

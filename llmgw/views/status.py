@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 
@@ -69,13 +70,17 @@ class NodeCounts(Row, frozen=True, kw_only=True):
 
 
 class Oddities(Row, frozen=True, kw_only=True):
-    """Records that changed nothing, since the log began (`unexpected` ones did)."""
+    """Records that changed nothing, since the log began (`unexpected` ones did).
+
+    `gaps` counts where events of a node are missing: its numbers went on further than by one.
+    """
 
     unreadable: int
     unknown: int
     void: int
     duplicates: int
     unexpected: int
+    gaps: int = 0
 
 
 class Status(Row, frozen=True, kw_only=True):
@@ -105,7 +110,6 @@ class Status(Row, frozen=True, kw_only=True):
 
 def status(state: Cluster, cluster: str | None = None) -> Status:
     """Return the cluster at a glance. `cluster` is its name, which the state does not hold."""
-    found = [row.name for node in state.nodes.values() for row in conditions(node)]
     return Status(
         cluster=cluster,
         sequence=state.sequence,
@@ -113,15 +117,16 @@ def status(state: Cluster, cluster: str | None = None) -> Status:
         term=state.term,
         leader=state.leader or None,
         models=tuple(_models(state)),
-        devices=tuple(_classes(state)),
-        nodes=_nodes(state),
-        conditions=dict(sorted(Counter(found).items())),
+        devices=class_rows(state),
+        nodes=node_counts(state),
+        conditions=condition_counts(state),
         records=Oddities(
             unreadable=state.unreadable,
             unknown=state.unknown,
             void=state.void,
             duplicates=state.duplicates,
             unexpected=state.unexpected,
+            gaps=state.gaps,
         ),
         needs_upgrade=state.needs_upgrade,
         catalog=state.catalog_sequence or None,
@@ -130,7 +135,8 @@ def status(state: Cluster, cluster: str | None = None) -> Status:
     )
 
 
-def _nodes(state: Cluster) -> NodeCounts:
+def node_counts(state: Cluster) -> NodeCounts:
+    """Return how many nodes are in which state."""
     nodes = state.nodes.values()
     states = Counter(node_state(node) for node in nodes)
     return NodeCounts(
@@ -142,14 +148,21 @@ def _nodes(state: Cluster) -> NodeCounts:
     )
 
 
+def condition_counts(state: Cluster) -> dict[str, int]:
+    """Return, by name, for how many devices and nodes each condition holds."""
+    found = [row.name for node in state.nodes.values() for row in conditions(node)]
+    return dict(sorted(Counter(found).items()))
+
+
 def _models(state: Cluster) -> list[ModelRow]:
     replicas: dict[str, list[Replica]] = {name: [] for name in state.models}
     for replica in state.replicas.values():
         replicas.setdefault(replica.model, []).append(replica)
-    return [_model(state, name, found) for name, found in replicas.items()]
+    return [model_row(state, name, found) for name, found in replicas.items()]
 
 
-def _model(state: Cluster, name: str, replicas: list[Replica]) -> ModelRow:
+def model_row(state: Cluster, name: str, replicas: Sequence[Replica]) -> ModelRow:
+    """Return the row of one model; `replicas` are all that are of it, oldest first."""
     model = state.models.get(name)
     phases = Counter(_phase(state, replica) for replica in replicas)
     return ModelRow(
@@ -172,11 +185,12 @@ def _phase(state: Cluster, replica: Replica) -> Phase:
     return min((part_phase(state, part) for part in replica.parts), key=_WORST_FIRST.index)
 
 
-def _classes(state: Cluster) -> list[ClassRow]:
+def class_rows(state: Cluster) -> tuple[ClassRow, ...]:
+    """Return the devices of each class."""
     counts: dict[str, Counter[str]] = {}
     for row in devices(state):
         counts.setdefault(row.device_class or "unknown", Counter())[row.state] += 1
-    return [
+    return tuple(
         ClassRow(
             device_class=name,
             total=count.total(),
@@ -185,4 +199,4 @@ def _classes(state: Cluster) -> list[ClassRow]:
             excluded=count["excluded"],
         )
         for name, count in sorted(counts.items())
-    ]
+    )

@@ -82,7 +82,7 @@ class TestRecorded:
             asked = until_sync(lambda: _asked(ctl), 30, "the request is in the log")
             retired = e.ReplicaRetired(term=1, at=asked, replica="r1", reason="none are wanted")
             stop = SetAssignments(node="n1", revision=2, term=1, at=asked + 1)
-            ctl.store(History().write(retired).command(stop).messages)
+            ctl.store(History("s2").write(retired).command(stop).messages)
             out, err = process.communicate(timeout=60)
         found = json.loads(out)
         assert process.returncode == 0, err

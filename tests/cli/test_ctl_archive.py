@@ -287,6 +287,17 @@ class TestImport:
         assert (again.code, again.err) == (0, "")
         assert f"holds all {length} records of log.llmgw already" in again.out
 
+    def test_without_any_server_it_is_put_into_the_data_folder(
+        self, llmgw: Program, tmp_path: Path
+    ) -> None:
+        write(tmp_path / "log.llmgw", story().log)
+        words = ("ctl", "import", "log.llmgw", "--cluster", CLUSTER)
+        done = llmgw(*words)
+        length = len(story().log)
+        assert (done.code, f"now holds the {length} records" in done.out) == (0, True), done.err
+        assert "a log server runs on" in done.err
+        assert f"holds all {length} records of log.llmgw already" in llmgw(*words).out
+
     def test_a_log_in_use_and_another_clusters_archive_are_refused(
         self, told: Ctl, tmp_path: Path
     ) -> None:

@@ -44,9 +44,22 @@ def test_what_was_rejected_can_be_chosen_too(ctl: Ctl) -> None:
         (("--since", "yesterday"), "--since 'yesterday' is neither a sequence nor a time"),
         (("--until", "99"), "the log ends at sequence 0; 99 has not been written"),
         (("--follow", "--until", "3"), "--follow and --until do not go together"),
+        (("--type", "replica.red"), "there is no type of event 'replica.red'; did you mean repl"),
+        (("--type", "node.lots", "--follow"), "did you mean node.lost?"),
+        (("--type", "pod.*", "--rejected"), "there is no type of event 'pod.*'; there are assign"),
     ],
 )
 def test_what_cannot_be_asked_for_is_told(ctl: Ctl, words: tuple[str, ...], said: str) -> None:
     done = ctl("events", *words)
     assert (done.code, done.out) == (2, "")
     assert said in done.err
+
+
+def test_a_type_that_only_a_newer_version_knows_is_found_where_the_log_holds_it(ctl: Ctl) -> None:
+    sung = serving().messages[0]
+    ctl.store([sung._replace(subject=sung.subject.replace("node.started", "node.sang"))])
+    for wanted in ("node.sang", "node.sa*"):
+        done = ctl("events", "--type", wanted, "-o", "json")
+        (row,) = json.loads(done.out)
+        assert (done.code, row["type"]) == (0, "node.sang")
+        assert f"{wanted} is not known to this version" in done.err

@@ -175,7 +175,14 @@ class TestBisect:
 
     def test_what_never_holds_ends_with_4(self, archived: Program) -> None:
         done = archived("bisect", "count(nodes.*) > 7", "-o", "json")
-        assert data(done, 4)["holds"] is False
+        assert (data(done, 4)["holds"], done.err) == (False, "")
+        done = archived("bisect", "status.models.n.ready == 0")
+        assert (done.code, "under status.models.n.ready" in done.err) == (4, True)
+
+    def test_what_can_never_hold_is_no_question(self, archived: Program) -> None:
+        done = archived("bisect", "replicas.*.phase == 'faild'")
+        assert (done.code, done.out) == (2, "")
+        assert "replicas.*.phase is one of assigned, starting, ready, " in done.err
 
     def test_what_is_not_understood_is_pointed_at(self, archived: Program) -> None:
         done = archived("bisect", "status.models.m.redy == 0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -18,7 +18,7 @@ from llmgw.log.embedded import embedded_server
 from llmgw.log.jetstream import JetStreamLog
 from llmgw.log.joined import join
 from llmgw.log.keeper import newest_for
-from llmgw.log.retention import Margins, Moved, move
+from llmgw.log.retention import LEAST_AGE_SECONDS, Moved, move
 from llmgw.log.snapshots import encode
 from llmgw.replay import fold_log, foundation, span, verify_log
 from llmgw.testing.builders import applied, card, elected, entry, joined, serving
@@ -26,8 +26,6 @@ from llmgw.testing.invariants import snapshot
 from llmgw.wire import Outgoing
 from tests.support.nats import Subjects, collect, fresh_subjects, log_on
 from tests.support.wait import until
-
-NOW = Margins(least_age_seconds=0.0, kept_seconds=0.0)
 
 
 class There(NamedTuple):
@@ -50,14 +48,19 @@ class There(NamedTuple):
         await self.log.append_many(renamed)
 
     async def move(
-        self, path: Path, before_ns: int, *, margins: Margins = NOW, older: Path | None = None
+        self, path: Path, before_ns: int, *, least_age: float = 0, older: Path | None = None
     ) -> Moved:
         """Move what was stored before a time into an archive."""
-        about = {"cluster": self.at.cluster, "before_ns": before_ns, "now_ns": time.time_ns()}
+        about: dict[str, Any] = {
+            "cluster": self.at.cluster,
+            "before_ns": before_ns,
+            "now_ns": time.time_ns(),
+            "least_age_seconds": least_age,
+        }
         if older is None:
-            return await move(self.log, path, margins=margins, **about)  # type: ignore[arg-type]
+            return await move(self.log, path, **about)
         async with open_archive(older) as held:
-            return await move(self.log, path, margins=margins, older=held, **about)  # type: ignore[arg-type]
+            return await move(self.log, path, older=held, **about)
 
 
 @pytest.fixture
@@ -77,16 +80,12 @@ def story() -> list[list[Outgoing]]:
     return [made.log[:first], made.log[first:second], made.log[second:]]
 
 
-async def pause(there: There, gap_seconds: float = 2.5) -> int:
-    """Return a time that is after all that was stored and long before all that will be.
-
-    The server goes on to let records go while the limit stands, so the gap is the test's margin.
-    """
+async def pause(there: There) -> int:
+    """Return a time that is after all that was stored and before all that will be."""
     last = (await there.log.bounds()).last
     stored = (await collect(there.log, start=last, until=last))[0].time_ns
-    end = stored + int(gap_seconds * 1e9)
-    await until(lambda: time.time_ns() > end, what="time has gone on")
-    return stored + 100_000_000
+    await until(lambda: time.time_ns() > stored + 1_000_000, what="time has gone on")
+    return stored + 1
 
 
 async def test_what_is_old_goes_into_an_archive_and_both_read_as_one(
@@ -153,22 +152,22 @@ async def test_a_log_that_was_cut_needs_what_was_before_or_a_snapshot(
 
 
 @pytest.mark.parametrize(
-    ("before", "margins", "said"),
+    ("before", "least_age", "said"),
     [
-        (-3_600, NOW, "nothing in the log is older"),
-        (3_600, NOW, "everything in the log is older"),
-        (0, Margins(), "only what is older than 300 s by the clock of the server"),
+        (-3_600, 0, "nothing in the log is older"),
+        (3_600, 0, "everything in the log is older"),
+        (0, LEAST_AGE_SECONDS, "only what is older than 300 s can be moved"),
     ],
 )
 async def test_what_cannot_be_moved_stays(
-    there: There, tmp_path: Path, before: int, margins: Margins, said: str
+    there: There, tmp_path: Path, before: int, least_age: float, said: str
 ) -> None:
     parts = story()
     await there.write(parts[0])
-    cut = await pause(there, 0.2)
+    cut = await pause(there)
     await there.write(parts[1])
     with pytest.raises(UsageError, match=said):
-        await there.move(tmp_path / "one.llmgw", cut + before * 10**9, margins=margins)
+        await there.move(tmp_path / "one.llmgw", cut + before * 10**9, least_age=least_age)
     assert not (tmp_path / "one.llmgw").exists()
     assert (await there.log.bounds()).first == 1
     state: Cluster = await fold_log(there.log)

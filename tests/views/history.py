@@ -5,6 +5,8 @@ Everything goes through the wire both ways, so a test sees what a real log would
 
 from __future__ import annotations
 
+from collections import Counter
+
 from msgspec.structs import replace
 
 from llmgw import wire
@@ -24,18 +26,20 @@ CLUSTER = "test"
 
 
 class History:
-    """Appends records one after another, one second apart."""
+    """Appends records one after another, one second apart; all writers are in one session."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: str = "s1") -> None:
+        self._session = session
         self.messages: list[wire.Outgoing] = []
         self.records: list[Record] = []
-        self._number = 0
+        self._numbers: Counter[str] = Counter()
 
     def write(self, event: e.Event, node: str = "") -> History:
         """Append an event; `node` for those that an agent writes."""
-        self._number += 1
+        writer = node or event.origin
+        self._numbers[writer] += 1
         time = "2026-03-01T12:00:00Z"
-        session, number = "s1", self._number
+        session, number = self._session, self._numbers[writer]
         message = wire.encode_event(
             CLUSTER, event, node=node, session=session, number=number, time=time
         )

@@ -12,6 +12,7 @@ from llmgw.core.cluster import Cluster
 from llmgw.core.commands import SetAssignments
 from llmgw.core.telemetry import NodeSample
 from llmgw.hardware.types import CardReading, Device, DeviceReading, Excluded, Readings
+from llmgw.views.replicas import how_far
 from tests.views.history import (
     GIB,
     History,
@@ -171,11 +172,36 @@ class TestReplicas:
     def test_a_starting_replica_says_how_far_its_engine_is(self) -> None:
         history = starting(assigned(served(led(started(History())), entry())))
         progress = {"r1/0": "Loading weights took 3.14 seconds"}
-        samples = {"n1": NodeSample(node="n1", session="s", number=1, progress=progress)}
+        sample = NodeSample(
+            node="n1",
+            session="s",
+            number=1,
+            progress=progress,
+            loaded_bytes={"r1/0": 3 << 30},
+            weights_bytes={"r1/0": 12 << 30},
+        )
+        samples = {"n1": sample}
         (row,) = views.replicas(history.state, samples)
         assert row.progress == "Loading weights took 3.14 seconds"
+        assert (row.loaded_bytes, row.weights_bytes) == (3 << 30, 12 << 30)
         (row,) = views.replicas(ready(history).state, samples)
-        assert row.progress is None, "an old sample says nothing of it now"
+        told = (row.progress, row.loaded_bytes, row.weights_bytes)
+        assert told == (None, None, None), "an old sample says nothing of it now"
+
+    @pytest.mark.parametrize(
+        ("told", "words"),
+        [
+            (("loading", 3 << 30, 12 << 30), "read 3.0 of 12.0 GiB: loading"),
+            (("loading", 300 << 20, 500 << 20), "read 300 of 500 MiB: loading"),
+            ((None, 3 << 30, None), "read 3.0 GiB"),
+            (("loading", None, None), "loading"),
+            ((None, None, None), None),
+        ],
+    )
+    def test_how_far_an_engine_is_is_said_as_far_as_it_is_known(
+        self, told: tuple[str | None, int | None, int | None], words: str | None
+    ) -> None:
+        assert how_far(*told) == words
 
     def test_a_failed_replica_says_why_and_what_to_do(self) -> None:
         (row,) = views.replicas(failed(serving()).state)
