@@ -24,7 +24,7 @@ export PIP_REQUIRE_VIRTUALENV := 1
 help:
 	@echo 'make setup      everything into $(VENV), from requirements.lock'
 	@echo 'make demo       serve a real model on this machine, from catalog to answer to replay'
-	@echo 'make test       lint, types, import contract, schema drift, tests with and without extras'
+	@echo 'make test       lint, types, import contract, schema drift, simulation, tests with and without extras'
 	@echo 'make test-all   the tests on every Python from 3.11 up that this machine has'
 	@echo 'make bench      measure; prints a table and writes build/bench.json'
 	@echo 'make simulate   a cluster under faults (SEEDS=N how many, SEED=N from which on)'
@@ -43,6 +43,7 @@ demo: setup
 	$(BIN)/python -m llmgw.demo
 
 test: lint drift
+	@$(MAKE) --no-print-directory simulate SEEDS=2000 SEED=1
 	@$(MAKE) --no-print-directory test-full
 	@$(MAKE) --no-print-directory test-min
 
@@ -50,6 +51,8 @@ test-full: setup build/node/.ready
 	@echo '== tests, everything installed'
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS) || $(BIN)/python -m pytest $(AGAIN) $(PYTEST_ARGS)
 
+# What is pure imports no extra, as the import contract proves: it does not run a second time.
+test-min: PYTEST_ARGS += $(addprefix --ignore=tests/,core scenarios simulation views)
 test-min: $(MIN)/.ready
 	@echo '== tests, without the extras'
 	$(MIN)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS) || $(MIN)/bin/python -m pytest $(AGAIN) $(PYTEST_ARGS)
@@ -80,6 +83,7 @@ release-schemas: setup
 	$(BIN)/llmgw schemas export schemas/released/$(VERSION)
 	@mkdir -p tests/core/golden/released/$(VERSION)
 	cp tests/core/golden/*.json tests/core/golden/released/$(VERSION)/
+	$(BIN)/python -m tests.histories.release $(VERSION)
 
 # The AsyncAPI parser and a NATS client of another language, for the tests alone.
 build/node/.ready: tests/node/package.json tests/node/package-lock.json tests/node/.npmrc $(VENV)/.locked

@@ -20,9 +20,10 @@ from llmgw.catalog.table import FIELDS
 from llmgw.compatibility import Schema, breaks, parsed
 from llmgw.core.commands import SetAssignments
 from llmgw.core.events import EVENTS
-from llmgw.core.telemetry import NodeSample
+from llmgw.core.telemetry import ControllerHeartbeat, NodeHeartbeat, NodeSample
 from llmgw.core.values import MAX_INTEGER
 from llmgw.errors import UsageError
+from llmgw.files import read_regular
 from llmgw.views import VIEWS
 from llmgw.wire import (
     SEQUENCE_HEADER,
@@ -30,6 +31,8 @@ from llmgw.wire import (
     UPCASTS,
     Envelope,
     command_subject,
+    heartbeat_subject,
+    leader_heartbeat_subject,
     prefix,
     telemetry_subject,
     view_subject,
@@ -120,6 +123,8 @@ def _channels() -> list[_Channel]:
     cluster, node = "{cluster}", "{node}"
     found = [_Channel(SetAssignments, command_subject(cluster, node))]
     found.append(_Channel(NodeSample, telemetry_subject(cluster, node)))
+    found.append(_Channel(NodeHeartbeat, heartbeat_subject(cluster, node)))
+    found.append(_Channel(ControllerHeartbeat, leader_heartbeat_subject(cluster)))
     for wire, event in EVENTS.items():
         writer = f"node.{node}" if event.origin == "node" else event.origin
         found.append(_Channel(event, f"{prefix(cluster)}.event.{writer}.{wire}"))
@@ -136,11 +141,12 @@ def _superfluous(folder: Path) -> Iterator[str]:
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path).decode()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path}: cannot be read: {why}") from error
 
 
 def _json(schema: Schema) -> str:
@@ -213,7 +219,8 @@ def _asyncapi() -> Schema:
                 "Everything that llmgw writes to NATS, from the side of a program that reads it. "
                 "Events and commands are kept for ever in the JetStream stream "
                 "LLMGW_{cluster}_LOG, in one total order; samples for a short while in "
-                "LLMGW_{cluster}_TELEMETRY. Each is a CloudEvent 1.0 in JSON. Views are asked "
+                "LLMGW_{cluster}_TELEMETRY; heartbeats in none. Each is a CloudEvent 1.0 in JSON. "
+                "Views are asked "
                 "for: a controller answers what `llmgw ctl VIEW -o json` prints."
             ),
             "license": {"name": "Apache-2.0"},

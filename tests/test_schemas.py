@@ -23,6 +23,8 @@ from tests.support import javascript
 from tests.views.history import failed, serving
 
 ROOT = Path(__file__).parents[1]
+OTHERS = ("assignments.set", "node.sample", "node.heartbeat", "controller.heartbeat")
+"""What goes over the wire beside events and views."""
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -37,7 +39,7 @@ def test_the_schemas_in_the_project_are_those_of_the_types() -> None:
 def test_every_type_on_the_wire_has_one() -> None:
     named = {name.removesuffix(".schema.json") for name in schemas.documents()}
     shown = {f"view.{view}" for view in VIEWS}
-    assert named == {*EVENTS, *shown, "assignments.set", "node.sample", "catalog", "asyncapi.yaml"}
+    assert named == {*EVENTS, *shown, *OTHERS, "catalog", "asyncapi.yaml"}
 
 
 def test_a_schema_says_what_it_describes() -> None:
@@ -49,7 +51,7 @@ def test_a_schema_says_what_it_describes() -> None:
     assert found["properties"]["type"] == {"const": "llmgw.replica.ready"}
 
 
-@pytest.mark.parametrize("name", [*EVENTS, "assignments.set", "node.sample"])
+@pytest.mark.parametrize("name", [*EVENTS, *OTHERS])
 def test_every_reference_leads_somewhere(name: str) -> None:
     document = schema(name)
     text = json.dumps(document)
@@ -57,7 +59,7 @@ def test_every_reference_leads_somewhere(name: str) -> None:
     assert references == {f"#/$defs/{defined}" for defined in document["$defs"]}
 
 
-@pytest.mark.parametrize("name", [*EVENTS, "assignments.set", "node.sample"])
+@pytest.mark.parametrize("name", [*EVENTS, *OTHERS])
 def test_every_integer_is_one_that_any_reader_keeps_as_it_is(name: str) -> None:
     """JavaScript and SQLite keep 53 and 63 bits; and beyond 1,024 none can be divided."""
 
@@ -132,7 +134,7 @@ def test_the_official_parser_and_a_validator_find_nothing_wrong(tmp_path: Path) 
     found = judged(tmp_path, golden.FOLDER)
     assert (found["diagnostics"], found["broken"], found["invalid"]) == ([], [], [])
     assert found["schemas"] == len(schemas.documents()) - 1
-    assert found["operations"] == len(EVENTS) + len(VIEWS) + 2
+    assert found["operations"] == len(EVENTS) + len(VIEWS) + len(OTHERS)
     assert found["payloads"] == found["operations"] + 1
 
 

@@ -291,11 +291,12 @@ class ControllerEvent(Event, frozen=True, kw_only=True):
 
 
 class ControllerElected(ControllerEvent, frozen=True, kw_only=True):
-    """A controller took the lead."""
+    """A controller took the lead. What its term decides was decided by this version of llmgw."""
 
     wire = "controller.elected"
 
     holder: Text
+    llmgw_version: Text = ""
 
 
 class NodeLost(ControllerEvent, frozen=True, kw_only=True):

@@ -9,6 +9,11 @@ What is not the work of `decide` is left out: elections, and nodes noted as lost
 a controller wrote whose term was over is void and was not acted on: it is counted, not decided
 again. Decisions that the fold refuses because something came in between are decided again like
 any other. A controller may die between two appends, so the last round of a term may lack its end.
+
+A term says which version of llmgw decided in it (the earliest did not). What this version decided
+must be the same again, word for word: its first difference ends the verification. Another version
+may have worded its reasons otherwise, and chosen otherwise by intention: the words are left out
+there, a difference is counted, and the verification goes on.
 """
 
 from __future__ import annotations
@@ -18,25 +23,31 @@ from typing import Any
 
 import msgspec
 
+from llmgw import __version__
 from llmgw.core.cluster import Cluster
 from llmgw.core.commands import SetAssignments
 from llmgw.core.decide import Intention, decide
-from llmgw.core.events import ControllerElected, Decision
+from llmgw.core.events import ControllerElected, Decision, ModelLeftUnplaced
 from llmgw.core.fold import apply
 from llmgw.core.records import Record
 
 LATER_FIELDS: Mapping[str, Any] = {"score": {}}
 """Fields that came to a decision after its type was released, and what older records have there."""
 
+WORDS: Mapping[str, Any] = {"reason": "", "reasons": (), "refusals": {}, "score": {}}
+"""Fields of decisions that say why, and nothing of what was decided."""
+
 
 class Round(msgspec.Struct):
     """What a controller wrote after asking `decide` once, in stream order.
 
     `told` are the commands that the log held before, by node: the log takes none of them again.
-    `last` is set when nothing of the same term was decided later.
+    `last` is set when nothing of the same term was decided later. `version` is the llmgw that
+    decided, empty where its term does not say.
     """
 
     term: int
+    version: str
     at: int
     records: list[Record]
     told: dict[str, SetAssignments]
@@ -48,7 +59,7 @@ class Difference(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     `sequence` is the recorded side's place in the log; of a decision that is not in the log, that
     of the last of its round. `event` is the record that the state ended with. `fields` name what
-    differs when both sides are there and of one kind.
+    differs when both sides are there and of one kind. `version` is the llmgw that recorded it.
     """
 
     sequence: int
@@ -58,6 +69,7 @@ class Difference(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     decided: Intention | None = None
     event: Record | None = None
     fields: tuple[str, ...] = ()
+    version: str = ""
 
 
 class Verdict(msgspec.Struct, kw_only=True):
@@ -66,7 +78,9 @@ class Verdict(msgspec.Struct, kw_only=True):
     `rounds` counts times that `decide` was asked; `cut_off` those whose end a crash took;
     `outdated` what came after its term was over; `noted` elections and nodes lost or returned;
     `unread` what a controller wrote and this version cannot read. `needs_upgrade` names the type
-    whose newer version ended the verification early.
+    whose newer version ended the verification early. `difference` is the first in what this
+    version decided, or in what no version decides. `changed` counts the times that another version
+    decided otherwise, and `first_change` is the first of them.
     """
 
     sequence: int = 0
@@ -81,6 +95,8 @@ class Verdict(msgspec.Struct, kw_only=True):
     void: int = 0
     needs_upgrade: str | None = None
     difference: Difference | None = None
+    changed: int = 0
+    first_change: Difference | None = None
 
 
 class Rounds:
@@ -89,6 +105,7 @@ class Rounds:
     def __init__(self, verdict: Verdict) -> None:
         self._verdict = verdict
         self._term = 0
+        self._version = ""
         self._open: Round | None = None
         self._told: dict[str, SetAssignments] = {}
 
@@ -99,6 +116,7 @@ class Rounds:
             return None
         if isinstance(body, ControllerElected) and body.term > self._term:
             self._term = body.term
+            self._version = body.llmgw_version
             self._verdict.terms += 1
         if not isinstance(body, Decision | SetAssignments):
             unread = not hasattr(body, "term")
@@ -122,7 +140,7 @@ class Rounds:
         if found is not None and (found.term, found.at) == (body.term, body.at):
             found.records.append(record)
             return None
-        self._open = Round(body.term, body.at, [record], dict(self._told))
+        self._open = Round(body.term, self._version, body.at, [record], dict(self._told))
         if found is not None:
             found.last = found.term != body.term
         return found
@@ -139,9 +157,13 @@ class Rounds:
 
 
 class Verifier:
-    """Folds a log and compares rounds with what `decide` says. `verdict` tells the outcome."""
+    """Folds a log and compares rounds with what `decide` says. `verdict` tells the outcome.
 
-    def __init__(self) -> None:
+    `version` is that of the code that decides again.
+    """
+
+    def __init__(self, version: str = __version__) -> None:
+        self._version = version
         self.state = Cluster()
         self.verdict = Verdict()
         self.rounds = Rounds(self.verdict)
@@ -165,7 +187,7 @@ class Verifier:
         first = found.records[0]
         later = found.at >= first.sequence
         if later or found.at != self.state.sequence:
-            self._differ(
+            self.verdict.difference = self._difference(
                 found,
                 f"it names {found.at} as the sequence that it was decided on, which comes "
                 f"{'after it' if later else 'before that of an earlier decision'}",
@@ -174,15 +196,37 @@ class Verifier:
         again = self._expected(found)
         for recorded, now in zip(found.records, again, strict=False):
             decided = _as_of_then(recorded.body, now)
-            if recorded.body != decided:
+            if not self._same(found, recorded.body, decided):
                 self._differ(found, "decided again it is another", recorded, decided)
                 return
         self._compare_lengths(found, again)
 
+    def _is_ours(self, found: Round) -> bool:
+        return found.version == self._version
+
+    def _same(self, found: Round, recorded: object, decided: object) -> bool:
+        if self._is_ours(found):
+            return recorded == decided
+        return _without_words(recorded) == _without_words(decided)
+
     def _expected(self, found: Round) -> list[Intention]:
-        """Return what `decide` says, without commands that the log would not have taken again."""
+        """Return what `decide` says, without commands that the log would not have taken again.
+
+        Nor, if another version decided, with what only says in other words what was said before.
+        """
         written = [record.body for record in found.records]
-        return [i for i in decide(self.state) if not _was_told(found, i) or i in written]
+        again = [i for i in decide(self.state) if not _was_told(found, i) or i in written]
+        if self._is_ours(found):
+            return again
+        left_out = {body.model for body in written if isinstance(body, ModelLeftUnplaced)}
+        return [i for i in again if not self._says_nothing_new(i) or i.model in left_out]  # type: ignore[union-attr]
+
+    def _says_nothing_new(self, intention: Intention) -> bool:
+        """Return whether the state holds already how many replicas of a model fit nowhere."""
+        if not isinstance(intention, ModelLeftUnplaced):
+            return False
+        model = self.state.models.get(intention.model)
+        return model is not None and bool(model.refusals) and model.missing == intention.missing
 
     def _compare_lengths(self, found: Round, again: Sequence[Intention]) -> None:
         count = len(found.records)
@@ -204,9 +248,23 @@ class Verifier:
         recorded: Record | None = None,
         decided: Intention | None = None,
     ) -> None:
+        difference = self._difference(found, what, recorded, decided)
+        if self._is_ours(found):
+            self.verdict.difference = difference
+        else:
+            self.verdict.changed += 1
+            self.verdict.first_change = self.verdict.first_change or difference
+
+    def _difference(
+        self,
+        found: Round,
+        what: str,
+        recorded: Record | None = None,
+        decided: Intention | None = None,
+    ) -> Difference:
         place = recorded or found.records[-1 if decided is not None else 0]
         body: Any = place.body if decided is None or recorded is not None else None
-        self.verdict.difference = Difference(
+        return Difference(
             sequence=place.sequence,
             at=found.at,
             what=what,
@@ -214,12 +272,13 @@ class Verifier:
             decided=decided,
             event=self._newest if self.state.sequence == found.at else None,
             fields=_fields(body, decided),
+            version=found.version,
         )
 
 
-def verify(records: Sequence[Record]) -> Verdict:
-    """Verify a log that is in memory, from its first record on."""
-    verifier = Verifier()
+def verify(records: Sequence[Record], version: str = __version__) -> Verdict:
+    """Verify a log that is in memory, from its first record on; see `Verifier`."""
+    verifier = Verifier(version)
     following = iter(records)
     for found in _rounds(verifier.rounds, records):
         while verifier.state.sequence < found.at and not verifier.done:
@@ -260,6 +319,14 @@ def _as_of_then(recorded: object, decided: Intention) -> Intention:
     later = LATER_FIELDS.items()
     unsaid = {name: empty for name, empty in later if getattr(recorded, name, None) == empty}
     return msgspec.structs.replace(decided, **unsaid) if unsaid else decided
+
+
+def _without_words(said: object) -> object:
+    """Return a decision without its reasons, and anything else as it is."""
+    if not isinstance(said, Decision):
+        return said
+    words = {name: none for name, none in WORDS.items() if hasattr(said, name)}
+    return msgspec.structs.replace(said, **words) if words else said
 
 
 def _fields(recorded: object, decided: object) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from llmgw.doctor.host import cards_on_the_bus, kernel_version
 from llmgw.errors import BackendUnavailable
+from llmgw.files import read_regular
 from llmgw.hardware.captures import RECORD_FILE
 from llmgw.hardware.discover import HardwareSettings, discover
 from llmgw.hardware.nvml import Nvml, parse_record
@@ -65,7 +66,7 @@ async def captured(node: str, folder: Path) -> list[Finding]:
 
 def _captured_record(path: Path) -> Record | Failure:
     try:
-        return parse_record(path.read_text(encoding="utf-8", errors="replace"))
+        return parse_record(read_regular(path).decode("utf-8", "replace"))
     except OSError:
         return Record()
 
