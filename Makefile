@@ -51,8 +51,12 @@ test-full: setup build/node/.ready
 	@echo '== tests, everything installed'
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS) || $(BIN)/python -m pytest $(AGAIN) $(PYTEST_ARGS)
 
-# What is pure imports no extra, as the import contract proves: it does not run a second time.
-test-min: PYTEST_ARGS += $(addprefix --ignore=tests/,core scenarios simulation views)
+# What is pure, and what speaks with the log alone, imports no extra, as the import contracts prove: it
+# does not run a second time.
+KNOWS_NO_EXTRA := core scenarios simulation views histories $(addprefix shell/test_, \
+	$(addsuffix .py,archive controller controller_start cutting hearing hostile_log log_contract \
+	log_embedded log_faults log_lease log_outages outbox retention snapshots subscribers takeover))
+test-min: PYTEST_ARGS += $(addprefix --ignore=tests/,$(KNOWS_NO_EXTRA))
 test-min: $(MIN)/.ready
 	@echo '== tests, without the extras'
 	$(MIN)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS) || $(MIN)/bin/python -m pytest $(AGAIN) $(PYTEST_ARGS)
