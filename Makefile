@@ -51,11 +51,14 @@ test-full: setup build/node/.ready
 	@echo '== tests, everything installed'
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS) || $(BIN)/python -m pytest $(AGAIN) $(PYTEST_ARGS)
 
-# What is pure, and what speaks with the log alone, imports no extra, as the import contracts prove: it
-# does not run a second time.
-KNOWS_NO_EXTRA := core scenarios simulation views histories $(addprefix shell/test_, \
-	$(addsuffix .py,archive controller controller_start cutting hearing hostile_log log_contract \
-	log_embedded log_faults log_lease log_outages outbox retention snapshots subscribers takeover))
+# What is pure, reads the log alone, or serves commands on processors meets no extra, as the import
+# contracts prove of the former two: it does not run a second time.
+KNOWS_NO_EXTRA := core scenarios simulation views histories \
+	$(patsubst %,cli/test_%.py,ask ctl ctl_archive ctl_events ctl_plan replay_modes) \
+	$(patsubst %,acceptance/test_%.py,gang kills two_nodes) \
+	$(patsubst %,shell/test_%.py,archive controller controller_start cutting hearing hostile_log \
+	log_contract log_embedded log_faults log_lease log_outages outbox retention snapshots \
+	strays subscribers supervise_hangs takeover)
 test-min: PYTEST_ARGS += $(addprefix --ignore=tests/,$(KNOWS_NO_EXTRA))
 test-min: $(MIN)/.ready
 	@echo '== tests, without the extras'
