@@ -28,6 +28,8 @@ import sys
 import threading
 from pathlib import Path
 
+_MARKS_OF_TESTS = ("CLUSTER_UNDER_TEST", "TEST_RUN_OF_LLMGW")
+
 
 def _note(folder: Path, name: str, text: str) -> None:
     """Add a line to a file in one write, so that two writers never mix."""
@@ -49,12 +51,17 @@ def _claim(folder: Path) -> int:
     return lock
 
 
+def _left_of_environment() -> dict[str, str]:
+    """Return what tests find their processes by, and nothing of the engine's."""
+    return {name: os.environ[name] for name in _MARKS_OF_TESTS if name in os.environ}
+
+
 def _start_child(folder: Path, kind: str) -> None:
     script = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
     child = subprocess.Popen(
         [sys.executable, "-IS", "-c", script],
         start_new_session=kind in ("session", "lost", "mute"),
-        env={} if kind in ("bare", "lost", "mute") else None,
+        env=_left_of_environment() if kind in ("bare", "lost", "mute") else None,
         stdout=subprocess.DEVNULL if kind == "mute" else None,
         stderr=subprocess.DEVNULL if kind == "mute" else None,
     )
