@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from llmgw.log import endpoints, reader, samples, setup
+from llmgw.log import endpoints, reader, setup
 from llmgw.log.base import Bounds, Entry, Fence, Message
 from llmgw.log.connection import Connection
 from llmgw.log.endpoints import Service
@@ -142,14 +142,6 @@ class JetStreamLog:
         Never waits, never fails, is never acknowledged: a sample that cannot go is counted.
         """
         return await self._publisher.publish_sample(subject, payload)
-
-    def follow_samples(self, subjects: Sequence[str] = ()) -> AsyncIterator[Sequence[Message]]:
-        """Yield the newest sample of each subject, then new ones as they come, for ever.
-
-        Over a loss of the connection samples may be missed or repeated.
-        """
-        filters = list(subjects) or [f"{self._names.prefix}telemetry.>"]
-        return samples.follow(self._connection, self._names.telemetry, filters)
 
     async def say(self, subject: str, payload: bytes) -> bool:
         """Say something to whoever listens right now, and tell whether it went; in no stream.

@@ -115,9 +115,10 @@ class Session:
             self._fail(self._last_error or str(failure) or "no answer")
             raise NoAnswer(self._loss) from failure
         finally:
-            connecting.cancel()
-            with anyio.CancelScope(shield=True):
-                await asyncio.gather(connecting, return_exceptions=True)
+            if not connecting.done():
+                connecting.cancel()
+                with anyio.CancelScope(shield=True):
+                    await asyncio.gather(connecting, return_exceptions=True)
         connected = self._client.connected_url
         self.url = masked(connected.geturl()) if connected else masked(url)
         self.address = address(connected.geturl() if connected else url)
@@ -199,6 +200,7 @@ class Session:
         answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         self._waiting[token] = (subject, answer)
         reply = f"{self._inbox}.{token}"
+        received = self._received
         try:
             await self.send(subject, payload, headers, reply)
             async with asyncio.timeout(timeout):
@@ -206,7 +208,8 @@ class Session:
                     await self._insist(answer, subject, payload, headers, reply)
                 return await answer
         except TimeoutError:
-            self._note_silence()
+            if self._received == received:
+                self._note_silence()
             raise NoAnswer(f"no answer within {timeout:g} s") from None
         finally:
             del self._waiting[token]
@@ -296,11 +299,15 @@ class Session:
             except nats.errors.Error:
                 self._fail(f"the server was silent for {self._ping_interval_seconds:g} s")
 
+    @property
+    def _received(self) -> int:
+        """How often the server was heard."""
+        return self._client.stats["in_msgs"] + self._round_trips
+
     def _note_silence(self) -> None:
         """Count time-outs during which nothing at all arrived; too many end the session."""
-        received = self._client.stats["in_msgs"] + self._round_trips
         since, count = self._silence
-        self._silence = (received, count + 1 if since == received else 1)
+        self._silence = (self._received, count + 1 if since == self._received else 1)
         if self._silence[1] >= _SILENT_TIMEOUTS:
             self._fail(f"{_SILENT_TIMEOUTS} requests in a row got no answer")
 

@@ -16,7 +16,7 @@ from llmgw import wire
 from llmgw.controller import WATCH_SECONDS
 from llmgw.core import events as e
 from llmgw.log.connection import PREPARE_AGAIN_SECONDS
-from llmgw.log.embedded import EmbeddedServer, embedded_server
+from llmgw.log.embedded import EmbeddedServer
 from llmgw.log.hearing import Ear
 from llmgw.log.jetstream import PING_INTERVAL_SECONDS, JetStreamLog
 from llmgw.loglink import LogLink
@@ -24,19 +24,8 @@ from llmgw.outbox import open_outbox
 from llmgw.settings import Settings
 from llmgw.testing.fake_smi import FakeAnswer, write_fake_smi
 from tests.support.cluster import NAME, Cluster, running_cluster
-from tests.support.nats import Subjects, fresh_subjects, log_on
+from tests.support.nats import Subjects, log_on
 from tests.support.wait import until
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
-    async with embedded_server(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-def at() -> Subjects:
-    return fresh_subjects()
 
 
 @contextlib.asynccontextmanager

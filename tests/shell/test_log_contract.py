@@ -15,7 +15,7 @@ from llmgw.log.base import Log, LogRewound, Message
 from llmgw.log.embedded import EmbeddedServer, embedded_server
 from llmgw.log.memory import MemoryLog
 from llmgw.wire import Outgoing
-from tests.support.nats import Subjects, collect, fresh_subjects, log_on, numbered, payloads
+from tests.support.nats import Subjects, collect, log_on, numbered, payloads
 from tests.support.wait import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -25,11 +25,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EmbeddedServer]:
     async with embedded_server(tmp_path_factory.mktemp("nats")) as running:
         yield running
-
-
-@pytest.fixture
-def at() -> Subjects:
-    return fresh_subjects()
 
 
 @pytest_asyncio.fixture(params=["memory", "jetstream"], loop_scope="module")

@@ -7,14 +7,13 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmgw.errors import LogUnreachable
 from llmgw.log.base import Log, Message
-from llmgw.log.embedded import EmbeddedServer, embedded_server
+from llmgw.log.embedded import EmbeddedServer
 from llmgw.log.jetstream import connect
 from llmgw.log.lease import Lease
 from llmgw.log.memory import MemoryLog
@@ -72,12 +71,6 @@ class Weak:
     def _fail_if(self, fails: bool) -> None:
         if fails:
             raise LogUnreachable("no answer")
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
-    async with embedded_server(tmp_path) as running:
-        yield running
 
 
 @pytest.fixture(params=["memory", "jetstream"])

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from nats.aio.msg import Msg
 
 from llmgw import wire
 from llmgw.core import events as e
@@ -19,10 +20,10 @@ from llmgw.core.cluster import Cluster as State
 from llmgw.folding import fold
 from llmgw.log.base import Message
 from llmgw.log.connection import Connection
-from llmgw.log.embedded import EmbeddedServer, embedded_server
+from llmgw.log.embedded import EmbeddedServer
 from llmgw.log.jetstream import JetStreamLog, connect
 from llmgw.log.publisher import _WINDOW as WINDOW
-from llmgw.log.session import Session
+from llmgw.log.session import NoAnswer, Session
 from llmgw.loglink import LogLink, commands
 from llmgw.outbox import Outbox, open_outbox
 from llmgw.settings import Settings
@@ -34,7 +35,6 @@ from tests.support.nats import (
     ask,
     collect,
     free_port,
-    fresh_subjects,
     log_on,
     numbered,
     payloads,
@@ -47,15 +47,8 @@ from tests.support.wait import until
 TIME = "2026-01-01T00:00:00Z"
 
 
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
-    async with embedded_server(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-def at() -> Subjects:
-    return fresh_subjects()
+async def no_streams(_: Session) -> None:
+    """Plain NATS will do."""
 
 
 # --- connecting -----------------------------------------------------------------------------------
@@ -82,9 +75,6 @@ async def test_a_connection_that_is_given_up_while_it_is_made_is_given_up(
 
 
 async def test_from_a_server_that_hangs_a_client_goes_to_another(tmp_path: Path) -> None:
-    async def no_streams(_: Session) -> None:
-        """Plain NATS will do."""
-
     async with contextlib.AsyncExitStack() as stack:
         servers = {}
         for name in ("one", "two", "three"):
@@ -104,6 +94,25 @@ async def test_from_a_server_that_hangs_a_client_goes_to_another(tmp_path: Path)
             assert "silent" in session.lost
             other = await connection.session()
             assert other.url != session.url, f"{left} others are there"
+
+
+async def test_questions_that_nobody_answers_are_no_silence_of_a_server_that_is_heard(
+    server: EmbeddedServer,
+) -> None:
+    async def ignore(_: Msg) -> None:
+        """The questions come back to whoever asked: so much is heard of the server."""
+
+    connection = Connection(server.url, "test", no_streams, ping_interval_seconds=60)
+    await connection.start(10)
+    try:
+        session = await connection.session()
+        await session.subscribe("questions", ignore)
+        asked = [session.request("questions", b"", 0.5) for _ in range(4)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(answer) for answer in answers] == [NoAnswer] * 4
+        assert session.lost is None
+    finally:
+        await connection.close()
 
 
 # --- a server that is slow ------------------------------------------------------------------------
@@ -137,12 +146,11 @@ async def test_of_a_server_that_answers_late_no_more_is_awaited_than_fits_into_t
             await until(lambda: acknowledged > 0, what="the first is acknowledged")
             assert await log.publish_sample(at.telemetry(), b"sample")
             await until(are_acknowledged, 30, "all are acknowledged")
-        samples = near.follow_samples()
-        [sample] = await anext(samples)
-        await samples.aclose()  # type: ignore[attr-defined]
+        sample = await near.last(at.telemetry())
         facts = await collect(near, until=count)
     assert 0 < most <= WINDOW
     assert sorted(payloads(facts)) == sorted(b"%d" % n for n in range(1, count + 1))
+    assert sample is not None
     assert sample.time_ns < facts[-1].time_ns, "a sample does not wait for facts"
 
 

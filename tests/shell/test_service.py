@@ -21,7 +21,7 @@ from nats.micro.service import ServiceInfo, ServiceStats
 from llmgw import views
 from llmgw.core.cluster import Cluster
 from llmgw.folding import fold
-from llmgw.log.embedded import EmbeddedServer, embedded_server
+from llmgw.log.embedded import EmbeddedServer
 from llmgw.log.endpoints import MOST_AT_ONCE, Answer, Endpoint, Refusal, Service
 from llmgw.log.jetstream import JetStreamLog
 from llmgw.service import serve_views
@@ -32,12 +32,6 @@ from tests.support.wait import until
 from tests.views.history import CLUSTER, failed, serving
 
 Ask = Callable[..., Any]
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
-    async with embedded_server(tmp_path) as running:
-        yield running
 
 
 @contextlib.asynccontextmanager

@@ -21,14 +21,14 @@ from llmgw import wire
 from llmgw.core import events as e
 from llmgw.core.cluster import Cluster
 from llmgw.folding import fold
-from llmgw.log.embedded import EmbeddedServer, embedded_server
+from llmgw.log.embedded import EmbeddedServer
 from llmgw.log.jetstream import JetStreamLog
 from llmgw.service import serve_views
 from llmgw.settings import Settings
 from tests.cli.conftest import environment
 from tests.core import golden
 from tests.support.javascript import node
-from tests.support.nats import Subjects, fresh_subjects, log_on, plain_server
+from tests.support.nats import Subjects, log_on, plain_server
 from tests.support.wait import until
 
 ROOT = Path(__file__).parents[2]
@@ -49,17 +49,6 @@ def in_javascript(url: str, at: Subjects, start: int) -> list[str]:
 def with_ctl(url: str, at: Subjects, start: int) -> list[str]:
     command = [sys.executable, "-m", "llmgw", "ctl", "events", "--follow", "-o", "json"]
     return [*command, "--nats-url", url, "--cluster", at.cluster, "--since", str(start)]
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
-    async with embedded_server(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-def at() -> Subjects:
-    return fresh_subjects()
 
 
 class Running:
