@@ -53,12 +53,6 @@ class _Mark(msgspec.Struct, frozen=True):
     max_msgs: int
 
 
-class _State(msgspec.Struct):
-    messages: int = 0
-    first_seq: int = 0
-    last_seq: int = 0
-
-
 class _Replica(msgspec.Struct):
     current: bool = False
     lag: int = 0
@@ -72,7 +66,7 @@ class _Found(msgspec.Struct):
     """A stream as the server describes it, with all of its settings."""
 
     config: dict[str, Any]
-    state: _State
+    state: setup.State
     ts: str = ""
     cluster: _Group = msgspec.field(default_factory=_Group)
 

@@ -67,7 +67,9 @@ class StreamConfig(msgspec.Struct):
     metadata: dict[str, str] = {}
 
 
-class _State(msgspec.Struct):
+class State(msgspec.Struct):
+    """What a stream holds."""
+
     messages: int = 0
     first_seq: int = 0
     last_seq: int = 0
@@ -78,7 +80,7 @@ class StreamInfo(msgspec.Struct):
 
     config: StreamConfig
     created: str
-    state: _State
+    state: State
 
 
 class Names:

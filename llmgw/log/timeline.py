@@ -17,7 +17,9 @@ import msgspec
 
 from llmgw import wire
 from llmgw.core.cluster import Cluster
+from llmgw.core.fold import apply
 from llmgw.core.freezing import freeze, thaw
+from llmgw.core.mistakes import FELL, set_apart
 from llmgw.core.records import Record
 from llmgw.errors import UsageError
 from llmgw.folding import fold
@@ -192,8 +194,11 @@ async def first_after(
         return Found(True, begin, begin, None, True)
     async for batch in span(log, start=begin + 1, until=until, until_ns=until_ns, beyond=True):
         for m in batch:
-            fold(state, (m,))
             record = wire.decode(m.sequence, m.time_ns, m.subject, m.payload)
+            try:
+                apply(state, record)
+            except FELL as error:
+                set_apart(state, error)
             if question.after(state, record):
                 return Found(True, begin, m.sequence, record)
     return Found(False, begin, state.sequence)

@@ -108,15 +108,12 @@ def _of(segments: Sequence[str]) -> list[object]:
     kinds: list[object] = [typing.get_type_hints(VIEWS[segments[0]])["return"]]
     for place, name in enumerate(segments[1:], start=1):
         within = joined(segments[:place])
-        kinds = [inner for kind in kinds for inner in _kinds(kind, name, within, place)]
+        kinds = [inner for kind in _plain(kinds) for inner in _kinds(kind, name, within, place)]
     return kinds
 
 
 def _kinds(kind: object, name: str, within: str, place: int) -> list[object]:
-    """Return what a value of some type can hold under a name."""
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        options = [inner for inner in typing.get_args(kind) if inner is not type(None)]
-        return [found for inner in options for found in _kinds(inner, name, within, place)]
+    """Return what a value of some type, no union, can hold under a name."""
     arguments = typing.get_args(kind)
     if typing.get_origin(kind) in (dict, Mapping):
         return [arguments[1]]

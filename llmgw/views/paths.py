@@ -23,7 +23,7 @@ from llmgw.views.replicas import ReplicaRow
 from llmgw.views.shared import Row
 
 EVERY = "*"
-OF_THE_LOG = {
+_OF_THE_LOG = {
     *("sequence", "time", "term", "leader", "records", "needs_upgrade"),
     *("cluster", "catalog", "pending_catalog", "rejected_catalog"),
 }
@@ -126,9 +126,8 @@ def _needed(state: Cluster, segments: Sequence[str]) -> Cluster:
 
 def _status_only(state: Cluster, field: str, model: str) -> Cluster:
     if field == "models" and model != EVERY:
-        found = [r for r in state.replicas.values() if r.model == model]
-        return only_model(state, model, found)
-    if field in OF_THE_LOG:
+        return _model_only(state, model)
+    if field in _OF_THE_LOG:
         return replace(state, nodes={}, replicas={}, models={})
     if field not in ("models", "nodes"):
         return state
@@ -138,10 +137,9 @@ def _status_only(state: Cluster, field: str, model: str) -> Cluster:
     return replace(state, nodes=bare)
 
 
-def only_model(state: Cluster, name: str, replicas: Sequence[Replica]) -> Cluster:
-    """Return a state that shows the same of one model; `replicas` are all that are of it."""
+def _model_only(state: Cluster, name: str) -> Cluster:
     model = state.models.get(name)
-    found = only_replicas(state, replicas)
+    found = only_replicas(state, [r for r in state.replicas.values() if r.model == name])
     bare = {node.name: _without_devices(node) for node in found.nodes.values()}
     return replace(found, nodes=bare, models={name: model} if model is not None else {})
 

@@ -137,8 +137,11 @@ class Kept:
             self._keep(name, [*self._look(state, name)])
 
     def _keep(self, name: str, values: list[Any]) -> None:
-        self.values[name] = values
-        self.ever = self.ever or bool(values)
+        if values:
+            self.values[name] = values
+            self.ever = True
+        else:
+            self.values.pop(name, None)
         for heard in self._heard:
             heard(name, values)
 
