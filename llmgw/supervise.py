@@ -58,6 +58,8 @@ from llmgw.strays import Strays
 
 PROBE_SECONDS = 5.0
 TAIL_BYTES = 262_144
+PROGRESS_BYTES = 32_768
+"""So much is read each second while engines load, of which one line is shown."""
 TAIL_LINES = 40
 KEPT_LOGS = 5
 GROUP_END_SECONDS = 30.0
@@ -208,7 +210,9 @@ class Supervisor:
         return {name: line for name, line in found.items() if line}
 
     def _progress(self, starts: Mapping[str, s.Start]) -> dict[str, str]:
-        return {name: last_line(self._tail(start)) for name, start in starts.items()}
+        return {
+            name: last_line(self._tail(start, PROGRESS_BYTES)) for name, start in starts.items()
+        }
 
     async def loaded(
         self, starts: Mapping[str, s.Start], sources: Mapping[str, str | None]
@@ -375,8 +379,8 @@ class Supervisor:
         if dropped:
             log.info("shared_memory_dropped", files=dropped)
 
-    def _tail(self, start: s.Start) -> str:
-        said = hide(last_output(self._log_file(start)), self._hidden)
+    def _tail(self, start: s.Start, most_bytes: int = TAIL_BYTES) -> str:
+        said = hide(last_output(self._log_file(start), most_bytes), self._hidden)
         return "\n".join(line[:LINE_CHARACTERS] for line in said.splitlines())
 
     # --- asking and stopping ----------------------------------------------------------------
@@ -526,13 +530,13 @@ def start_of_name(name: str) -> s.Start | None:
     return s.Start(s.Key(replica, int(part)), int(generation), int(attempt))
 
 
-def last_output(path: Path) -> str:
+def last_output(path: Path, most_bytes: int = TAIL_BYTES) -> str:
     """Return the last lines of a file of output, secrets masked; empty when it is not there.
 
     Before them stand lines from further above that name errors: the last lines of a program of
     many processes say only that one of them ended, and not why.
     """
-    end, more = outputs.tail(path, TAIL_BYTES)
+    end, more = outputs.tail(path, most_bytes)
     lines = end.decode(errors="replace").splitlines()
     if more and lines:  # Half a line may be half a secret, which nothing would mask.
         del lines[0]

@@ -25,7 +25,7 @@ from llmgw.log.jetstream import JetStreamLog
 from llmgw.masking import visible
 from llmgw.replay import fold_log, live_samples, records
 from llmgw.settings import Settings
-from llmgw.supervise import last_output, log_name
+from llmgw.supervise import PROGRESS_BYTES, last_output, log_name
 from llmgw.views.replicas import how_far
 from llmgw.views.summaries import summary
 
@@ -203,7 +203,8 @@ def _how_far(sample: NodeSample | None, name: str, line: str | None) -> str:
 def _last_line(data: Path, name: str, number: int, generation: int, part: Part) -> str | None:
     """Return what an engine of this machine's own node printed last."""
     start = Start(Key(name, number), generation, part.attempt)
-    lines = last_output(data / "agent" / "engines" / log_name(start)).splitlines()
+    path = data / "agent" / "engines" / log_name(start)
+    lines = last_output(path, PROGRESS_BYTES).splitlines()
     return lines[-1][:120] if lines else None
 
 
