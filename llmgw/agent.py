@@ -403,10 +403,11 @@ def starting_parts(memory: Memory) -> dict[str, s.Start]:
     return {n: start_of(key_of(n), p) for n, p in parts if p.phase == "starting" and p.pid}
 
 
-def sources_of(memory: Memory, parts: Mapping[str, s.Start]) -> dict[str, str | None]:
-    """Return the source of the model of each of these parts, where it is known."""
+def sources_of(memory: Memory, parts: Mapping[str, s.Start]) -> dict[str, str]:
+    """Return the source of the model of each of these parts, of those that have one."""
     assigned = {name: memory.parts[name].assignment for name in parts}
-    return {n: None if found is None else found.entry.source for n, found in assigned.items()}
+    told = {name: found.entry.source for name, found in assigned.items() if found is not None}
+    return {name: source for name, source in told.items() if source is not None}
 
 
 def _told(event: e.Event) -> dict[str, object]:

@@ -35,13 +35,8 @@ class Loading:
     def __init__(self) -> None:
         self._most: dict[Start, int] = {}
 
-    def measure(self, start: Start, pids: Iterable[int], source: str | None) -> Loaded | None:
-        """Return how far the engine with these processes is.
-
-        `None`: it has no model of its own (`source`), or nothing is told of these processes.
-        """
-        if source is None:
-            return None
+    def measure(self, start: Start, pids: Iterable[int], source: str) -> Loaded | None:
+        """Return how far the engine with these processes is; `None`: nothing is told of them."""
         told = [size for pid in pids if (size := read_by(pid)) is not None]
         if not told:
             return None

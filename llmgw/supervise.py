@@ -215,19 +215,22 @@ class Supervisor:
         }
 
     async def loaded(
-        self, starts: Mapping[str, s.Start], sources: Mapping[str, str | None]
+        self, starts: Mapping[str, s.Start], sources: Mapping[str, str]
     ) -> dict[str, Loaded]:
-        """Return how far each of these engines is with loading, where the kernel tells it."""
+        """Return how far engines are with loading, of those with a source, where it is told."""
+        if not sources:
+            return {}
         return await anyio.to_thread.run_sync(self._loaded, starts, sources)
 
     def _loaded(
-        self, starts: Mapping[str, s.Start], sources: Mapping[str, str | None]
+        self, starts: Mapping[str, s.Start], sources: Mapping[str, str]
     ) -> dict[str, Loaded]:
         own = self._own_pids(None)
         found = {}
-        for name, start in starts.items():
+        for name, source in sources.items():
+            start = starts[name]
             pids = [pid for pid, of in own.items() if of == start]
-            told = self._loading.measure(start, pids, sources.get(name))
+            told = self._loading.measure(start, pids, source)
             if told is not None:
                 found[name] = told
         return found

@@ -188,19 +188,10 @@ def encode_event(
 ) -> Outgoing:
     """Return the message for an event. `time` is RFC 3339 and only for display."""
     writer = f"node/{node}" if event.origin == "node" else event.origin
-    return _outgoing(
-        event_subject(cluster, event, node),
-        Envelope(
-            type=TYPE_PREFIX + event.wire,
-            id=f"{writer}/{session}/{number}",
-            source=f"/llmgw/{cluster}/{writer}",
-            time=time,
-            dataversion=event.version,
-            session=session,
-            number=number,
-            data=event,
-        ),
-    )
+    subject = event_subject(cluster, event, node)
+    message_id = f"{writer}/{session}/{number}"
+    source = f"/llmgw/{cluster}/{writer}"
+    return _outgoing(subject, event, message_id, source, session, number, time)
 
 
 def revision_and_term(record: Record) -> tuple[int, int] | None:
@@ -213,82 +204,72 @@ def revision_and_term(record: Record) -> tuple[int, int] | None:
 
 def encode_command(cluster: str, command: SetAssignments, *, time: str) -> Outgoing:
     """Return the message for a command. Deciding it again gives the same message id."""
-    return _outgoing(
-        command_subject(cluster, command.node),
-        Envelope(
-            type=TYPE_PREFIX + command.wire,
-            id=f"command/{command.node}/{command.term}/{command.revision}",
-            source=f"/llmgw/{cluster}/controller",
-            time=time,
-            dataversion=command.version,
-            session=f"term-{command.term}",
-            number=command.revision,
-            data=command,
-        ),
+    subject = command_subject(cluster, command.node)
+    message_id = f"command/{command.node}/{command.term}/{command.revision}"
+    source, session = f"/llmgw/{cluster}/controller", f"term-{command.term}"
+    return _outgoing(subject, command, message_id, source, session, command.revision, time)
+
+
+def _outgoing(
+    subject: str,
+    said: Event | SetAssignments | NodeSample | NodeHeartbeat | ControllerHeartbeat,
+    message_id: str,
+    source: str,
+    session: str,
+    number: int,
+    time: str,
+) -> Outgoing:
+    envelope = Envelope(
+        type=TYPE_PREFIX + said.wire,
+        id=message_id,
+        source=source,
+        time=time,
+        dataversion=said.version,
+        session=session,
+        number=number,
+        data=said,
     )
-
-
-def _outgoing(subject: str, envelope: Envelope[Any]) -> Outgoing:
     payload = _encoder.encode(envelope)
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise MalformedRecord(
             f"{envelope.type} on {subject} would take {len(payload)} bytes; "
             f"the log takes {MAX_PAYLOAD_BYTES} at most"
         )
-    return Outgoing(subject, payload, envelope.id)
+    return Outgoing(subject, payload, message_id)
 
 
 def encode_sample(cluster: str, sample: NodeSample, *, time: str) -> Outgoing:
     """Return the message for a telemetry sample."""
-    return _outgoing(
-        telemetry_subject(cluster, sample.node),
-        Envelope(
-            type=TYPE_PREFIX + sample.wire,
-            id=f"telemetry/{sample.node}/{sample.session}/{sample.number}",
-            source=f"/llmgw/{cluster}/node/{sample.node}",
-            time=time,
-            dataversion=sample.version,
-            session=sample.session,
-            number=sample.number,
-            data=sample,
-        ),
-    )
+    subject = telemetry_subject(cluster, sample.node)
+    message_id = f"telemetry/{sample.node}/{sample.session}/{sample.number}"
+    source = f"/llmgw/{cluster}/node/{sample.node}"
+    return _outgoing(subject, sample, message_id, source, sample.session, sample.number, time)
 
 
 def encode_heartbeat(cluster: str, beat: NodeHeartbeat, *, time: str) -> Outgoing:
     """Return the message for a node's heartbeat."""
     subject = heartbeat_subject(cluster, beat.node)
-    return _heartbeat(cluster, subject, f"node/{beat.node}", beat.session, beat, time)
+    message_id = f"heartbeat/node/{beat.node}/{beat.session}/{beat.number}"
+    source = f"/llmgw/{cluster}/node/{beat.node}"
+    return _outgoing(subject, beat, message_id, source, beat.session, beat.number, time)
 
 
 def encode_leader_heartbeat(cluster: str, beat: ControllerHeartbeat, *, time: str) -> Outgoing:
     """Return the message for a leader's heartbeat."""
-    session = f"{beat.holder}-{beat.term}"
     subject = leader_heartbeat_subject(cluster)
-    return _heartbeat(cluster, subject, "controller", session, beat, time)
+    session = f"{beat.holder}-{beat.term}"
+    message_id = f"heartbeat/controller/{session}/{beat.number}"
+    source = f"/llmgw/{cluster}/controller"
+    return _outgoing(subject, beat, message_id, source, session, beat.number, time)
 
 
-def _heartbeat(
-    cluster: str,
-    subject: str,
-    writer: str,
-    session: str,
-    beat: NodeHeartbeat | ControllerHeartbeat,
-    time: str,
-) -> Outgoing:
-    return _outgoing(
-        subject,
-        Envelope(
-            type=TYPE_PREFIX + beat.wire,
-            id=f"heartbeat/{writer}/{session}/{beat.number}",
-            source=f"/llmgw/{cluster}/{writer}",
-            time=time,
-            dataversion=beat.version,
-            session=session,
-            number=beat.number,
-            data=beat,
-        ),
-    )
+def _read(decoder: msgspec.json.Decoder[T], subject: str, payload: bytes) -> T:
+    """Return what a message outside the log says. Raises `MalformedRecord`."""
+    try:
+        check_size_and_depth(payload)
+        return decoder.decode(payload)
+    except UNDECODABLE as error:
+        raise MalformedRecord(f"{subject}: {_one_line(error)}") from error
 
 
 _LEADERS = msgspec.json.Decoder(
@@ -298,11 +279,7 @@ _LEADERS = msgspec.json.Decoder(
 
 def decode_leader_heartbeat(subject: str, payload: bytes) -> ControllerHeartbeat:
     """Return what a leader's heartbeat says. Raises `MalformedRecord`."""
-    try:
-        check_size_and_depth(payload)
-        return _LEADERS.decode(payload).data
-    except UNDECODABLE as error:
-        raise MalformedRecord(f"{subject}: {_one_line(error)}") from error
+    return _read(_LEADERS, subject, payload).data
 
 
 _SAMPLES = msgspec.json.Decoder(_Incoming[Literal["llmgw.node.sample"], int, NodeSample])
@@ -314,11 +291,7 @@ def decode_sample(subject: str, payload: bytes) -> NodeSample:
     A sample of another version is one like any other if it can be read as this version's: it
     decides nothing, and the next one comes in seconds.
     """
-    try:
-        check_size_and_depth(payload)
-        envelope = _SAMPLES.decode(payload)
-    except UNDECODABLE as error:
-        raise MalformedRecord(f"{subject}: {_one_line(error)}") from error
+    envelope = _read(_SAMPLES, subject, payload)
     cluster, _, node = subject.removeprefix("llmgw.v1.").partition(".telemetry.")
     if envelope.source != f"/llmgw/{cluster}/node/{node}" or envelope.data.node != node:
         said = f"source {envelope.source!r} and node {envelope.data.node!r}"

@@ -11,7 +11,6 @@ import socket
 import sqlite3
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,9 @@ from llmgw.catalog.entries import Entry
 from llmgw.core import events as e
 from llmgw.core.commands import Assignment
 from llmgw.engines.base import Grant
-from tests.support.cluster import Cluster, Program, Programs, pretended, running_cluster
+from tests.support.cluster import Cluster, Program, Programs, pretended
 from tests.support.nats import is_running
 from tests.support.wait import until
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with running_cluster(tmp_path) as running:
-        yield running
-        await running.assert_folds_the_same()
 
 
 async def assign(cluster: Cluster, replica: str, entry: Entry) -> Assignment:
@@ -46,6 +38,13 @@ async def assign(cluster: Cluster, replica: str, entry: Entry) -> Assignment:
         devices=(device.id,),
         grants=(Grant(device.uuid, device.device_class),),
     )
+
+
+async def serving(cluster: Cluster) -> tuple[Assignment, e.ReplicaBecameReady]:
+    """Have the agent serve one replica, and return what it was assigned and said."""
+    one = await assign(cluster, "r1", pretended(cluster, "m"))
+    await cluster.command(one, revision=1)
+    return one, await cluster.event(e.ReplicaBecameReady, replica="r1")
 
 
 def answer(port: int) -> dict[str, object]:
@@ -281,9 +280,7 @@ async def test_after_a_reboot_nothing_starts_before_the_controller_says_so_again
     cluster: Cluster,
 ) -> None:
     agent = cluster.agent("n1", "--stop-engines")
-    one = await assign(cluster, "r1", pretended(cluster, "m"))
-    await cluster.command(one, revision=1)
-    await cluster.event(e.ReplicaBecameReady, replica="r1")
+    one, _ = await serving(cluster)
     await agent.stop()
     await asyncio.to_thread(rewrite_record, cluster, "boot_id", b"another boot")
     cluster.agent("n1", "--stop-engines")
@@ -298,9 +295,7 @@ async def test_an_agent_that_cannot_read_its_memory_finds_its_engines_all_the_sa
     cluster: Cluster,
 ) -> None:
     agent = cluster.agent()
-    one = await assign(cluster, "r1", pretended(cluster, "m"))
-    await cluster.command(one, revision=1)
-    ready = await cluster.event(e.ReplicaBecameReady, replica="r1")
+    one, ready = await serving(cluster)
     agent.kill()
     await asyncio.to_thread(rewrite_record, cluster, "memory", b'{"parts": "gone"}')
     agent = cluster.agent()
@@ -326,9 +321,7 @@ async def test_a_second_agent_of_the_same_name_starts_nothing_and_says_who_has_i
     cluster: Cluster,
 ) -> None:
     first = cluster.agent()
-    one = await assign(cluster, "r1", pretended(cluster, "m"))
-    await cluster.command(one, revision=1)
-    await cluster.event(e.ReplicaBecameReady, replica="r1")
+    one, _ = await serving(cluster)
     second = cluster.agent(data=cluster.folder / "elsewhere")
     await until(lambda: second.says("name_taken"), what="the second says that the name is taken")
     await cluster.command(one, await assign(cluster, "r2", pretended(cluster, "m")), revision=2)
@@ -423,9 +416,7 @@ async def test_an_agent_that_was_put_back_to_an_older_version_adopts_what_the_ne
     cluster: Cluster,
 ) -> None:
     agent = cluster.agent()
-    one = await assign(cluster, "r1", pretended(cluster, "m"))
-    await cluster.command(one, revision=1)
-    ready = await cluster.event(e.ReplicaBecameReady, replica="r1")
+    _, ready = await serving(cluster)
     await agent.stop()
     memory = await asyncio.to_thread(remembered, cluster)
     newer = json.dumps(of_a_newer_agent(memory)).encode()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from asyncio import to_thread
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from llmgw.core import events as e
 from llmgw.core.commands import Assignment
 from llmgw.engines.base import Grant
 from llmgw.testing.fake_smi import FakeCard, FakeMachine, FakeProcess, card_uuid, write_fake_smi
-from tests.support.cluster import Cluster, pretended, running_cluster
+from tests.support.cluster import Cluster, pretended
 from tests.support.wait import until
 
 MIB = 1 << 20
@@ -31,12 +29,6 @@ def _card(held: tuple[int, int] | None) -> FakeCard:
     pid, mib = held
     processes = (FakeProcess(pid=pid, memory_mib=mib),)
     return msgspec.structs.replace(L40S, memory_used_mib=1 + mib, processes=processes)
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with running_cluster(tmp_path) as running:
-        yield running
 
 
 async def test_an_engine_is_weighed_kept_to_its_card_and_seen_to_be_gone(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,20 +15,13 @@ from llmgw.testing.fake_nvml import write_fake_nvml
 from llmgw.testing.machines import FakeMachine, card_uuid
 from llmgw.testing.nvml_events import XID, supports_events, tell_event
 from tests.hardware.support import L40S, MIB, needs_nvml
-from tests.support.cluster import Cluster, Program, pretended, running_cluster
+from tests.support.cluster import Cluster, Program, pretended
 from tests.support.wait import until
 
 pytestmark = needs_nvml
 
 MACHINE = FakeMachine((L40S, L40S))
 FIRST_LOST = FakeMachine((replace(L40S, lost=True), L40S))
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with running_cluster(tmp_path) as running:
-        yield running
-        await running.assert_folds_the_same()
 
 
 async def write(

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import pytest
 from llmgw import wire
 from llmgw.core import events as e
 from llmgw.core.telemetry import NodeSample
-from tests.support.cluster import NAME, Cluster, pretended, running_cluster
+from tests.support.cluster import NAME, Cluster, pretended
 from tests.support.wait import until, until_sync
 
 CLOCK = Path(__file__).parents[1] / "support" / "clock.c"
@@ -28,13 +28,6 @@ SETTABLE_CLOCK = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs g
 HOUR_SECONDS = 3600
 FREEZE, THAW = 0xC0045877, 0xC0045878
 """What the kernel is asked (FIFREEZE, FITHAW), so that who writes to a file system waits."""
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with running_cluster(tmp_path) as running:
-        yield running
-        await running.assert_folds_the_same()
 
 
 @SETTABLE_CLOCK

@@ -5,25 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
-
-import pytest
 
 from llmgw.core import events as e
 from llmgw.core.commands import SetAssignments
 from llmgw.testing.builders import entry, inventory, processor
-from tests.support.cluster import Cluster, Program, running_cluster
+from tests.support.cluster import Cluster, Program
 from tests.support.nats import stopped
 from tests.support.pulse import Pulse
 from tests.support.wait import until
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with running_cluster(tmp_path) as running:
-        yield running
-        await running.assert_folds_the_same()
 
 
 async def join(cluster: Cluster, node: str) -> None:

@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
-
 from llmgw import wire
 from llmgw.controller import WATCH_SECONDS
 from llmgw.core import events as e
@@ -23,7 +21,7 @@ from llmgw.loglink import LogLink
 from llmgw.outbox import open_outbox
 from llmgw.settings import Settings
 from llmgw.testing.fake_smi import FakeAnswer, write_fake_smi
-from tests.support.cluster import NAME, Cluster, running_cluster
+from tests.support.cluster import NAME, Cluster
 from tests.support.nats import Subjects, log_on
 from tests.support.wait import until
 
@@ -114,12 +112,6 @@ async def test_every_node_of_a_program_beats_as_often_as_it_should_and_again_aft
         beating.cancel()
         await asyncio.gather(beating, return_exceptions=True)
         await link.close()
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with running_cluster(tmp_path) as running:
-        yield running
 
 
 async def test_a_node_whose_driver_hangs_from_the_start_lives_all_the_same(

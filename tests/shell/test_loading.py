@@ -81,7 +81,3 @@ def test_the_weights_are_the_files_of_the_source(tmp_path: Path) -> None:
     assert {name: weights_bytes(str(tmp_path / name)) for name in expected} == expected
     for nowhere in (None, "org/model", str(tmp_path / "empty"), str(tmp_path / "none.gguf")):
         assert weights_bytes(nowhere) is None
-
-
-def test_of_an_engine_without_a_model_of_its_own_nothing_is_told() -> None:
-    assert Loading().measure(START, [os.getpid()], None) is None

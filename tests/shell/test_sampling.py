@@ -8,10 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from msgspec.structs import replace
 
 from llmgw.children import Child
@@ -27,18 +26,11 @@ from llmgw.testing.nvml_events import XID, supports_events, tell_event
 from tests.hardware.described import carved, part
 from tests.hardware.support import A100, L40S, needs_nvml
 from tests.hardware.test_smi_program import running as programs_naming
-from tests.support.cluster import NAME, Cluster, Program, running_cluster
+from tests.support.cluster import NAME, Cluster, Program
 from tests.support.wait import until
 
 MACHINE = FakeMachine((L40S,))
 CARVED = FakeMachine((carved(A100, part("1g.10gb", 9728, 7)),))
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with running_cluster(tmp_path) as running:
-        yield running
-        await running.assert_folds_the_same()
 
 
 def library_folder(cluster: Cluster) -> Path:

@@ -15,7 +15,13 @@ import pytest
 from llmgw.core import stimuli as s
 from llmgw.processes import VARIABLE
 from llmgw.strays import Stray, descendants, end, living, writers
-from tests.shell.test_supervise import Watched, assignment, programs, supervising
+from tests.shell.test_supervise import (
+    Watched,
+    assert_the_next_ends_what_is_left,
+    assignment,
+    programs,
+    supervising,
+)
 from tests.support.cluster import Programs, pretended
 from tests.support.nats import is_running
 from tests.support.wait import until, until_sync
@@ -86,12 +92,7 @@ async def test_they_are_ended_by_the_next_agent_if_their_engine_is_gone(
 ) -> None:
     async with supervising(programs) as first:
         start, pid = await with_child(first, "lost")
-    os.kill(pid, signal.SIGKILL)
-    await until(lambda: os.waitpid(pid, os.WNOHANG)[0], what="the engine's own process is gone")
-    async with supervising(programs) as second:
-        assert second.children() != []
-        assert await second.supervisor.find({start: pid}) == ()
-        assert second.children() == []
+    await assert_the_next_ends_what_is_left(programs, start, pid)
 
 
 async def test_they_live_on_with_an_engine_that_is_adopted(programs: Programs) -> None:

@@ -102,6 +102,16 @@ async def supervising(programs: Programs, agent: str = AGENT) -> AsyncIterator[W
             await watched.supervisor.close()
 
 
+async def assert_the_next_ends_what_is_left(programs: Programs, start: s.Start, pid: int) -> None:
+    """Kill an engine's own process, and fail unless the next agent ends the others."""
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: os.waitpid(pid, os.WNOHANG)[0], what="the engine's own process is gone")
+    async with supervising(programs) as second:
+        assert second.children() != []
+        assert await second.supervisor.find({start: pid}) == ()
+        assert second.children() == []
+
+
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Programs]:
     monkeypatch.setenv("CLUSTER_UNDER_TEST", str(tmp_path))
@@ -285,12 +295,7 @@ async def test_workers_that_outlived_their_engine_are_ended_and_not_adopted(
         start = await first.spawn(entry)
         pid = (await first.report(s.EngineSpawned, start)).pid
         await until(first.children, what="the engine has a child")
-    os.kill(pid, signal.SIGKILL)
-    await until(lambda: os.waitpid(pid, os.WNOHANG)[0], what="the engine's own process is gone")
-    async with supervising(programs) as second:
-        assert second.children() != []
-        assert await second.supervisor.find({start: pid}) == ()
-        assert second.children() == []
+    await assert_the_next_ends_what_is_left(programs, start, pid)
 
 
 async def test_an_engine_that_writes_its_title_over_its_environment_is_told_not_to(

@@ -160,7 +160,7 @@ async def test_it_is_known_how_much_of_its_weights_an_engine_has_read(
         start = await watched.spawn(serving("--sulk"))
         await watched.report(s.EngineSpawned, start)
 
-        async def told(source: str | None) -> Loaded | None:
+        async def told(source: str) -> Loaded | None:
             found = await watched.supervisor.loaded({"r1/0": start}, {"r1/0": source})
             return found.get("r1/0")
 
@@ -171,4 +171,5 @@ async def test_it_is_known_how_much_of_its_weights_an_engine_has_read(
         assert unknown.read_bytes > 1000
         assert unknown.weights_bytes is None
         gone = s.Start(start.key, 1, 9)
-        assert await watched.supervisor.loaded({"r1/0": gone}, {}) == {}
+        assert await watched.supervisor.loaded({"r1/0": gone}, {"r1/0": "org/model"}) == {}
+        assert await watched.supervisor.loaded({"r1/0": start}, {}) == {}, "it loads no model"
