@@ -118,12 +118,18 @@ UPCASTS: dict[tuple[str, int], Upcast] = {}
 
 _encoder = msgspec.json.Encoder()
 _KNOWN: Mapping[str, type[Any]] = {**EVENTS, SetAssignments.wire: SetAssignments}
-_DECODERS = {
-    wire: msgspec.json.Decoder(
-        _Incoming[Literal[TYPE_PREFIX + wire], Literal[known.version], known]  # type: ignore[misc]
-    )
-    for wire, known in _KNOWN.items()
-}
+
+
+def decoder_of(kind: type[Any], data: type[Any]) -> msgspec.json.Decoder[Any]:
+    """Return what reads messages of an event, or a command, in its newest version.
+
+    `data` is the type to read it into: itself, or one with the same fields.
+    """
+    envelope: Any = _Incoming[Literal[TYPE_PREFIX + kind.wire], Literal[kind.version], data]  # type: ignore[misc]
+    return msgspec.json.Decoder(envelope)
+
+
+_DECODERS = {wire: decoder_of(kind, kind) for wire, kind in _KNOWN.items()}
 _AnyVersion = Annotated[int, msgspec.Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
 _AnyIncoming = _Incoming[str, _AnyVersion, Any]
 _ANY: msgspec.json.Decoder[_AnyIncoming] = msgspec.json.Decoder(_AnyIncoming)
@@ -402,11 +408,15 @@ class _Routes(dict[str, Route | None]):
     def __missing__(self, subject: str) -> Route | None:
         if len(self) >= MOST_ROUTES:
             self.clear()
+            _SHARED.clear()
         route = self[subject] = _route(subject)
         return route
 
 
 _ROUTES = _Routes()
+_SHARED: dict[str, str] = {}
+"""Names and sources as one string each, however many subjects have them: to compare a string with
+itself costs nothing."""
 
 
 def _route(subject: str) -> Route | None:
@@ -436,6 +446,7 @@ def _event_route(origin: Origin, node: str, wire: str, cluster: str) -> Route:
 def _known_route(
     origin: Origin, node: str, known: type[Event | SetAssignments], source: str
 ) -> Route:
+    node, source = _SHARED.setdefault(node, node), _SHARED.setdefault(source, source)
     return Route(origin, node, known.wire, source, known.version, _DECODERS[known.wire].decode)
 
 
@@ -451,9 +462,11 @@ def check_size_and_depth(payload: bytes) -> None:
     """
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise MalformedRecord(f"{len(payload)} bytes; {MAX_PAYLOAD_BYTES} at most are read")
-    marks = payload.translate(None, _NO_BRACKET_NO_STRING)
-    if marks.count(b"{") + marks.count(b"[") <= MAX_DEPTH:
+    few = MAX_DEPTH + 1
+    without = payload.replace(b"{", b"", few).replace(b"[", b"", few)  # faster than counting
+    if len(payload) - len(without) <= MAX_DEPTH:
         return
+    marks = payload.translate(None, _NO_BRACKET_NO_STRING)
     brackets = marks.replace(b'""', b"")
     if b'"' in brackets or b"\\" in brackets:  # a string holds a bracket, or an escape
         brackets = _STRINGS.sub(b"", payload).translate(None, _NO_BRACKET)

@@ -15,25 +15,23 @@ from llmgw.catalog.entries import Entry
 from llmgw.core import events as e
 from llmgw.core.cluster import (
     FLAPPING_SECONDS,
-    KEPT_INCIDENTS,
     KEPT_LOSSES,
     KEPT_OPERATOR_EVENTS,
     KEPT_SESSIONS,
     Cluster,
-    Incident,
     Model,
     Node,
     Part,
     Replica,
-    pool_of,
     unit,
 )
 from llmgw.core.commands import SetAssignments
 from llmgw.core.index import touch
+from llmgw.core.parts import LIVES, end_on, move, note, regroup
 from llmgw.core.records import Body, NewerVersion, Record, UnknownType, Unreadable
 from llmgw.core.refusals import refuses
-from llmgw.core.values import MAX_INTEGER, NEXT_PHASES, Phase
-from llmgw.core.wishes import WISHES, new_generation
+from llmgw.core.values import MAX_INTEGER
+from llmgw.core.wishes import WISHES
 from llmgw.engines.base import Grant
 from llmgw.hardware.types import Device, Inventory, device_label
 
@@ -42,27 +40,18 @@ def apply(state: Cluster, record: Record) -> None:
     """Fold one record into `state`. Records come in stream order."""
     state.sequence = record.sequence
     state.time_ns = record.time_ns
-    origin, body = record.origin, record.body
-    if origin == "node":
-        handler = NODE_HANDLERS.get(type(body))
-        if handler is None:
-            _note_unread(state, record)
-        else:
-            node = node_for(state, record.node, record.session, record.number)
-            if node is not None:
-                handler(state, node, body)
+    body = record.body
+    handler = NODE_HANDLERS.get(type(body)) if record.origin == "node" else None
+    if handler is not None:
+        node = node_for(state, record.node, record.session, record.number)
+        if node is not None:
+            handler(state, node, body)
     elif isinstance(body, e.ControllerEvent):
-        state.last_controller_sequence = record.sequence
-        why = refuses(state, body)
-        if why is None:
-            _CONTROLLER_HANDLERS[type(body)](state, body)
-        else:
-            state.void += 1
-            _note(state, "void", why)
+        decided(state, body)
     elif isinstance(body, SetAssignments):
-        _commanded(state, body, record.node)
+        commanded(state, body, record.node)
     elif type(body) in WISHES:
-        _asked(state, body, f"{record.session}/{record.number}")
+        asked(state, body, record.session, record.number)
     else:
         _note_unread(state, record)
 
@@ -70,9 +59,18 @@ def apply(state: Cluster, record: Record) -> None:
 def node_for(state: Cluster, name: str, session: str, number: int) -> Node | None:
     """Return the node that an event changes, or `None` when the event was folded before."""
     node = state.nodes.get(name)
+    if node is not None and node.session == session and node.sessions[session] + 1 == number:
+        node.sessions[session] = number
+        node.heard_ns = state.time_ns
+        return node
     if node is None:
         node = state.nodes[name] = Node(name)
         touch(state, node)
+    return node if _is_new(state, node, session, number) else None
+
+
+def _is_new(state: Cluster, node: Node, session: str, number: int) -> bool:
+    """Note how far a session of the node has come, and say what is odd about that."""
     sessions = node.sessions
     last = sessions.get(session)
     if last is None:
@@ -82,18 +80,20 @@ def node_for(state: Cluster, name: str, session: str, number: int) -> Node | Non
         node.session, node.rivals = session, False
     elif number <= last:
         state.duplicates += 1
-        return None
+        return False
     elif session != node.session and not node.rivals:
         # An agent sends what an earlier life left behind before it says that it started.
         node.rivals = True
         touch(state, node)
-        _note(state, "rivals", f"two agents report as {name}: name one of them with LLMGW_NODE")
+        said = f"two agents report as {node.name}: name one of them with LLMGW_NODE"
+        note(state, "rivals", said)
     elif number != last + 1 and last:
         state.gaps += 1
-        _note(state, "gap", f"events of {name} are missing before this one: {number - last - 1}")
+        missing = number - last - 1
+        note(state, "gap", f"events of {node.name} are missing before this one: {missing}")
     sessions[session] = number
     node.heard_ns = state.time_ns
-    return node
+    return True
 
 
 def _open_session(sessions: dict[str, int], session: str) -> None:
@@ -105,25 +105,19 @@ def _open_session(sessions: dict[str, int], session: str) -> None:
 # --- what changes nothing, and is counted ------------------------------------------------------
 
 
-def _note(state: Cluster, kind: str, detail: str) -> None:
-    state.incidents.append(Incident(state.sequence, kind, detail))
-    if len(state.incidents) > KEPT_INCIDENTS:
-        del state.incidents[0]
-
-
 def _note_unread(state: Cluster, record: Record) -> None:
     body = record.body
     if record.origin == "controller":
         state.last_controller_sequence = record.sequence
     if isinstance(body, Unreadable):
         state.unreadable += 1
-        _note(state, "unreadable", f"{body.subject}: {body.reason}")
+        note(state, "unreadable", f"{body.subject}: {body.reason}")
     elif isinstance(body, NewerVersion):
         state.needs_upgrade = f"{body.wire} version {body.version}"
-        _note(state, "newer version", state.needs_upgrade)
+        note(state, "newer version", state.needs_upgrade)
     elif isinstance(body, UnknownType):
         state.unknown += 1
-        _note(state, "unknown type", body.wire)
+        note(state, "unknown type", body.wire)
 
 
 # --- facts of a node ---------------------------------------------------------------------------
@@ -143,10 +137,10 @@ def _node_started(state: Cluster, node: Node, body: e.NodeStarted) -> None:
         node.strays = {}  # touched already
         for part in _parts_on(state, node):
             if part.phase in ("starting", "ready", "stopping"):
-                _move(state, part, "lost")
+                move(state, part, "lost")
                 part.reason = "the machine restarted"
         for name in _replicas_on(node):
-            _regroup(state, name)
+            regroup(state, state.replicas[name])
 
 
 def _node_stopped(state: Cluster, node: Node, body: e.NodeStopped) -> None:
@@ -156,6 +150,11 @@ def _node_stopped(state: Cluster, node: Node, body: e.NodeStopped) -> None:
 
 def _node_inventory(state: Cluster, node: Node, body: e.NodeInventoryTaken) -> None:
     inventory = body.inventory
+    if inventory is node.inventory or inventory == node.inventory:  # so it mostly is
+        if node.unreadable is not None:
+            node.unreadable = None
+            touch(state, node)
+        return
     before, node.inventory = node.devices, inventory
     node.unreadable = None
     node.devices = {device.id: device for device in inventory.devices}
@@ -195,7 +194,7 @@ def _find_devices(state: Cluster, part: Part, numbers: dict[str, int]) -> None:
     part.devices = tuple(numbers.get(grant.uuid, number) for grant, number in was)
     part.gone = f"its device {', '.join(gone)} is not there any more" if gone else None
     if gone and part.phase in ("assigned", "failed"):
-        _move(state, part, "lost")
+        move(state, part, "lost")
         part.reason = part.gone
 
 
@@ -213,170 +212,15 @@ def _node_conditions(state: Cluster, node: Node, body: e.NodeConditionsChanged) 
     touch(state, node)
 
 
-def _part(state: Cluster, node: Node, body: e.PartEvent) -> Part | None:
-    """Return the part that the event speaks of, if it is this node's and of this generation."""
-    replica = state.replicas.get(body.replica)
-    if replica is None or replica.generation != body.generation:
-        return None
-    parts, number = replica.parts, body.part
-    if number >= len(parts):
-        return None
-    part = parts[number]
-    return part if part.node == node.name else None
-
-
-def _running(
-    state: Cluster, node: Node, body: e.PartEvent, devices: tuple[int, ...]
-) -> Part | None:
-    """Return the part that the node says it runs; one that nobody wants becomes a stray.
-
-    A stray asks for a new command, which will not list it: what runs is seen, wanted or not.
-    """
-    part = _part(state, node, body)
-    if part is None:
-        node.strays.setdefault(f"{body.replica}/{body.part}", devices)
-        touch(state, node)
-        if node.commanded == node.revision:
-            node.revision += 1
-    elif node.strays:
-        _no_stray(state, node, body)
-    return part
-
-
-def _no_stray(state: Cluster, node: Node, body: e.PartEvent) -> None:
-    if node.strays.pop(f"{body.replica}/{body.part}", None) is not None:
-        touch(state, node)
-
-
-def _move(state: Cluster, part: Part, phase: Phase) -> None:
-    if phase not in NEXT_PHASES[part.phase]:
-        if part.phase == "stopping" and phase in ("starting", "ready"):
-            return  # the agent wrote this before it heard that the replica is retired
-        state.unexpected += 1
-        _note(state, "unexpected", f"{part.phase} to {phase} on {part.node}")
-    part.phase = phase
-    part.since_ns = state.time_ns
-
-
-def _replica_starting(state: Cluster, node: Node, body: e.ReplicaStarting) -> None:
-    part = _running(state, node, body, body.devices)
-    if part is not None:
-        _move(state, part, "starting")
-        part.attempt = body.attempt
-        part.port = body.port
-        part.pid = None
-        replica = state.replicas[body.replica]
-        if len(replica.parts) > 1 and body.part == 0:
-            part.meeting_port = body.meeting_port
-            for other in replica.parts[1:]:  # they are told where to meet it
-                state.nodes[other.node].revision += 1
-
-
-def _replica_ready(state: Cluster, node: Node, body: e.ReplicaBecameReady) -> None:
-    part = _running(state, node, body, ())
-    if part is not None:
-        _move(state, part, "ready")
-        part.address = body.address
-        part.port = body.port
-        part.pid = body.pid
-        if part.reason is not None:
-            part.reason = part.meaning = part.advice = part.output = None
-        if body.memory_bytes:
-            _measured(state, state.replicas[body.replica], max(body.memory_bytes))
-
-
-def _measured(state: Cluster, replica: Replica, taken_bytes: int) -> None:
-    model = state.models.get(replica.model)
-    if model is not None and model.one == replica.entry:
-        model.measured_bytes = max(model.measured_bytes or 0, taken_bytes)
-
-
-def _replica_adopted(state: Cluster, node: Node, body: e.ReplicaAdopted) -> None:
-    part = _running(state, node, body, ())
-    if part is not None:
-        part.pid = body.pid
-        part.port = body.port
-        if part.phase in ("lost", "assigned"):
-            _move(state, part, "starting")
-        if body.part == 0 and part.meeting_port is None:
-            _regroup(state, body.replica)  # the others would never hear where to meet it
-
-
-def _replica_failed(state: Cluster, node: Node, body: e.ReplicaFailed) -> None:
-    if node.strays:
-        _no_stray(state, node, body)
-    part = _part(state, node, body)
-    if part is not None:
-        _move(state, part, "failed")
-        part.attempt = body.attempt
-        part.failures += 1
-        part.pid = None
-        part.reason = body.reason
-        part.meaning = body.meaning
-        part.advice = body.advice
-        part.output = body.output
-        _regroup(state, body.replica)
-
-
-def _regroup(state: Cluster, name: str) -> None:
-    """Start a replica of several parts again as a whole: none of them can go on without another.
-
-    It is a new generation, so whatever the old one still says changes nothing.
-    """
-    replica = state.replicas[name]
-    if len(replica.parts) > 1 and replica.retired is None:
-        replica.regroups += 1
-        new_generation(state, replica)
-
-
-def _replica_stopped(state: Cluster, node: Node, body: e.ReplicaStopped) -> None:
-    if node.strays:
-        _no_stray(state, node, body)
-    part = _part(state, node, body)
-    if part is not None:
-        _move(state, part, "stopped")
-        part.pid = None
-        part.reason = body.reason
-        last = node.retiring.get(body.replica)
-        if last is None:
-            _regroup(state, body.replica)
-        elif body.revision >= last:
-            replica = state.replicas[body.replica]
-            for other in replica.parts:
-                if other.phase != "stopped" and other.node == node.name:
-                    return
-            _end_on(state, node, replica)
-
-
-def _end_on(state: Cluster, node: Node, replica: Replica) -> None:
-    """The node will not run the retired replica again; it is forgotten once no node will."""
-    del node.retiring[replica.name]
-    name, nodes = replica.name, state.nodes
-    for part in replica.parts:
-        if name in nodes[part.node].retiring:
-            return
-    for part in replica.parts:
-        holder = nodes[part.node]
-        _release(holder.held, part.pools, name)
-        touch(state, holder)
-    del state.replicas[name]
-
-
-def _release(held: dict[str, dict[str, int]], pools: tuple[str, ...], replica: str) -> None:
-    for pool in pools:
-        holders = held.get(pool)
-        if holders is not None and holders.pop(replica, None) is not None and not holders:
-            del held[pool]
-
-
 def _stray_stopped(state: Cluster, node: Node, body: e.StrayEngineStopped) -> None:
-    _note(state, "stray engine", f"{node.name}: pid {body.pid} ({body.marker})")
+    note(state, "stray engine", f"{node.name}: pid {body.pid} ({body.marker})")
 
 
 def _command_completed(state: Cluster, node: Node, body: e.CommandCompleted) -> None:
     """Everything that the command did not list is stopped, also what was never started."""
-    node.ended = max(node.ended, min(body.revision, node.commanded))
-    node.refused = None
+    _ended(node, body.revision)
+    if node.refused is not None:
+        node.refused = None
     if node.strays and body.revision >= node.revision:
         node.strays = {}  # written after the last stray was seen, so it is gone
         touch(state, node)
@@ -391,24 +235,34 @@ def _end_retired(state: Cluster, node: Node, done: int) -> None:
             if part.node == node.name and part.phase != "stopped":
                 part.phase = "stopped"
                 part.since_ns = state.time_ns
-        _end_on(state, node, replica)
+        end_on(state, node, replica)
 
 
 def _command_superseded(state: Cluster, node: Node, body: e.CommandSuperseded) -> None:
-    node.ended = max(node.ended, min(body.revision, node.commanded))
+    _ended(node, body.revision)
+
+
+def _ended(node: Node, revision: int) -> None:
+    """Note the newest command that came to an outcome: none that was not given yet."""
+    if revision > node.commanded:
+        revision = node.commanded
+    if revision > node.ended:
+        node.ended = revision
 
 
 def _command_refused(state: Cluster, node: Node, body: e.CommandRefused) -> None:
     if body.term < node.commanded_term:
         return  # as it should be: that command is void
-    node.ended = max(node.ended, min(body.revision, node.commanded))
+    _ended(node, body.revision)
     node.refused = body.reason
 
 
 # --- what a person asked for -------------------------------------------------------------------
 
 
-def _asked(state: Cluster, body: Body, key: str) -> None:
+def asked(state: Cluster, body: Body, session: str, number: int) -> None:
+    """Fold a wish of a person."""
+    key = f"{session}/{number}"
     if key in state.operator_events:
         state.duplicates += 1
         return
@@ -418,10 +272,21 @@ def _asked(state: Cluster, body: Body, key: str) -> None:
     why = WISHES[type(body)](state, body)
     if why is not None:
         state.void += 1
-        _note(state, "void", why)
+        note(state, "void", why)
 
 
 # --- what the controller decided or noted --------------------------------------------------------
+
+
+def decided(state: Cluster, body: e.ControllerEvent) -> None:
+    """Fold what a controller decided or noted, if it is possible still."""
+    state.last_controller_sequence = state.sequence
+    why = refuses(state, body)
+    if why is None:
+        CONTROLLER_HANDLERS[type(body)](state, body)
+    else:
+        state.void += 1
+        note(state, "void", why)
 
 
 def _elected(state: Cluster, body: e.ControllerElected) -> None:
@@ -457,6 +322,8 @@ def _catalog_accepted(state: Cluster, body: e.CatalogAccepted) -> None:
 
 
 def _model(entry: Entry, before: Model | None) -> Model:
+    if before is not None and before.entry == entry:
+        return before
     one = unit(entry)
     if before is None:
         return Model(entry, one)
@@ -470,41 +337,32 @@ def _catalog_rejected(state: Cluster, body: e.CatalogRejected) -> None:
 
 
 def _replica_assigned(state: Cluster, body: e.ReplicaAssigned) -> None:
-    entry = state.models[body.model].one
-    parts = [_placed(state, placed) for placed in body.parts]
-    state.replicas[body.replica] = Replica(
-        body.replica,
-        body.model,
-        body.generation,
-        entry,
-        parts,
-        body.reasons,
-        body.at,
-        score=body.score,
+    name, entry = body.replica, state.models[body.model].one
+    parts: list[Part] = []
+    state.replicas[name] = Replica(
+        name, entry.name, body.generation, entry, parts, body.reasons, body.at, None, body.score
     )
-    state.next_replica = max(state.next_replica, int(body.replica[1:]) + 1)
-    for part in parts:
-        node = state.nodes[part.node]
-        for pool in part.pools:
-            holders = node.held.setdefault(pool, {})
-            holders[body.replica] = holders.get(body.replica, 0) + part.memory_bytes
+    state.next_replica += 1  # refuses() made sure that this was it
+    for placed in body.parts:
+        node, memory_bytes = state.nodes[placed.node], placed.memory_bytes
+        devices, held = node.devices, node.held
+        grants: tuple[Grant, ...] = ()
+        pools: tuple[str, ...] = ()
+        for number in placed.devices:
+            d = devices[number]
+            pool = d.memory_pool or d.uuid
+            grants += (Grant(d.uuid, d.device_class, d.card, d.memory_total_bytes),)
+            pools += (pool,)
+            holders = held.get(pool)
+            if holders is None:
+                held[pool] = {name: memory_bytes}
+            else:
+                holders[name] = holders.get(name, 0) + memory_bytes
+        part = Part(node.name, placed.devices, memory_bytes, grants, pools)
+        part.since_ns = state.time_ns
+        parts.append(part)
         node.revision += 1
         touch(state, node)
-
-
-def _placed(state: Cluster, placed: e.PartPlacement) -> Part:
-    devices = state.nodes[placed.node].devices
-    found = [devices[number] for number in placed.devices]
-    grants = tuple([Grant(d.uuid, d.device_class, d.card, d.memory_total_bytes) for d in found])
-    pools = tuple([pool_of(d) for d in found])
-    return Part(
-        placed.node,
-        placed.devices,
-        placed.memory_bytes,
-        grants,
-        pools,
-        since_ns=state.time_ns,
-    )
 
 
 def _model_unplaced(state: Cluster, body: e.ModelLeftUnplaced) -> None:
@@ -526,21 +384,23 @@ def _replica_retired(state: Cluster, body: e.ReplicaRetired) -> None:
             part.since_ns = state.time_ns
 
 
-def _commanded(state: Cluster, body: SetAssignments, addressee: str) -> None:
+def commanded(state: Cluster, body: SetAssignments, addressee: str) -> None:
+    """Fold what a controller told a node. What the command lists is not looked at."""
     node = state.nodes.get(body.node)
     if node is None or body.node != addressee:
-        _note(state, "void", f"a command for the unknown node {body.node}")
+        note(state, "void", f"a command for the unknown node {body.node}")
     elif body.term < state.term:
         state.void += 1
-        _note(state, "void", f"term {body.term} is over; {state.term} leads")
+        note(state, "void", f"term {body.term} is over; {state.term} leads")
         node.revision += 1  # an agent that has seen no newer term follows it: tell it again
     elif body.revision > node.revision:
         state.void += 1
-        _note(state, "void", f"{node.name} was never to have revision {body.revision}")
+        note(state, "void", f"{node.name} was never to have revision {body.revision}")
         node.revision = min(body.revision, MAX_INTEGER - 1) + 1  # tell it above that one
     else:
         node.commanded = body.revision
-        node.commanded_term = body.term
+        if node.commanded_term != body.term:
+            node.commanded_term = body.term
 
 
 def _parts_on(state: Cluster, node: Node) -> list[Part]:
@@ -560,11 +420,7 @@ NODE_HANDLERS: dict[type[Any], Callable[[Cluster, Node, Any], None]] = {
     e.NodeInventoryTaken: _node_inventory,
     e.NodeHardwareUnreadable: _hardware_unreadable,
     e.NodeConditionsChanged: _node_conditions,
-    e.ReplicaStarting: _replica_starting,
-    e.ReplicaBecameReady: _replica_ready,
-    e.ReplicaAdopted: _replica_adopted,
-    e.ReplicaFailed: _replica_failed,
-    e.ReplicaStopped: _replica_stopped,
+    **LIVES,
     e.StrayEngineStopped: _stray_stopped,
     e.CommandCompleted: _command_completed,
     e.CommandRefused: _command_refused,
@@ -572,7 +428,7 @@ NODE_HANDLERS: dict[type[Any], Callable[[Cluster, Node, Any], None]] = {
 }
 """What each fact of a node does to the state. Called with the node that `node_for` returned."""
 
-_CONTROLLER_HANDLERS: dict[type[Any], Callable[[Cluster, Any], None]] = {
+CONTROLLER_HANDLERS: dict[type[Any], Callable[[Cluster, Any], None]] = {
     e.ControllerElected: _elected,
     e.NodeLost: _node_lost,
     e.NodeReturned: _node_returned,

@@ -538,14 +538,11 @@ def _count_groups(
     return total
 
 
-_INDEX = "placement_index"
-
-
 def index_of(state: Cluster) -> Index:
     """Return the state's index, brought up to date."""
-    index: Index | None = vars(state).get(_INDEX)
+    index: Index | None = state.placement_index
     if index is None:
-        index = vars(state)[_INDEX] = Index()
+        index = vars(state)["placement_index"] = Index()
         index.stale = dict.fromkeys(state.nodes)
     index.refresh(state)
     return index
@@ -553,6 +550,6 @@ def index_of(state: Cluster) -> Index:
 
 def touch(state: Cluster, node: Node) -> None:
     """Note that what the node offers has changed. Cheap where nobody ever asked."""
-    index: Index | None = vars(state).get(_INDEX)
+    index: Index | None = state.placement_index
     if index is not None:
         index.stale[node.name] = None

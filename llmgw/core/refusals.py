@@ -25,22 +25,30 @@ be the last of all: no number is left after the largest."""
 
 def refuses(state: Cluster, intention: e.ControllerEvent) -> str | None:
     """Return why `intention` cannot be, in this state, or `None` when it can."""
-    if isinstance(intention, e.ControllerElected):
-        if not state.term < intention.term <= state.term + MOST_TERMS_AT_ONCE:
-            return f"term {intention.term} does not follow {state.term}"
+    if intention.term == state.term or type(intention) is e.ControllerElected:
+        check = CHECKS.get(type(intention))
+        return check(state, intention) if check is not None else None
+    return f"term {intention.term} does not lead; {state.term} does"
+
+
+def _elected(state: Cluster, body: e.ControllerElected) -> str | None:
+    if state.term < body.term <= state.term + MOST_TERMS_AT_ONCE:
         return None
-    if intention.term != state.term:
-        return f"term {intention.term} does not lead; {state.term} does"
-    check = _CHECKS.get(type(intention))
-    return check(state, intention) if check is not None else None
+    return f"term {body.term} does not follow {state.term}"
 
 
-def _node(state: Cluster, body: e.NodeLost | e.NodeReturned) -> str | None:
+def _lost(state: Cluster, body: e.NodeLost) -> str | None:
     node = state.nodes.get(body.node)
     if node is None:
         return f"no node {body.node}"
-    lost = isinstance(body, e.NodeLost)
-    return None if node.lost != lost else f"{body.node} is {'lost' if lost else 'there'} already"
+    return f"{body.node} is lost already" if node.lost else None
+
+
+def _returned(state: Cluster, body: e.NodeReturned) -> str | None:
+    node = state.nodes.get(body.node)
+    if node is None:
+        return f"no node {body.node}"
+    return None if node.lost else f"{body.node} is there already"
 
 
 def _request(state: Cluster, body: e.CatalogAccepted | e.CatalogRejected) -> str | None:
@@ -137,9 +145,10 @@ def _group(node: Node, part: e.PartPlacement, entry: Entry) -> str | None:
     return None
 
 
-_CHECKS: dict[type[Any], Callable[[Cluster, Any], str | None]] = {
-    e.NodeLost: _node,
-    e.NodeReturned: _node,
+CHECKS: dict[type[Any], Callable[[Cluster, Any], str | None]] = {
+    e.ControllerElected: _elected,
+    e.NodeLost: _lost,
+    e.NodeReturned: _returned,
     e.CatalogAccepted: _request,
     e.CatalogRejected: _request,
     e.ModelLeftUnplaced: _model,

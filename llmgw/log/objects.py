@@ -10,8 +10,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -166,13 +166,18 @@ class ObjectSnapshots:
         state = await self._state(subject)
         if info is None or info.deleted or state is None:
             return None
-        encoded = b"".join([piece async for piece in self._pieces(subject, state)])
+        encoded = b"".join(await self._pieces(subject, state, info.chunks))
         whole = len(encoded) == info.size and _digest(encoded) == info.digest
         return encoded if whole else None
 
-    async def _pieces(self, subject: str, state: _Subjects) -> AsyncIterator[bytes]:
+    async def _pieces(self, subject: str, state: _Subjects, wanted: int) -> list[bytes]:
+        """Return the pieces of an object that are there, as soon as all that are wanted have come.
+
+        The store's last message is of another subject: a reader that waits for its end waits long.
+        """
+        found: list[bytes] = []
         if not state.subjects:
-            return
+            return found
         following = reader.follow(
             self._connection,
             self._stream,
@@ -181,9 +186,12 @@ class ObjectSnapshots:
             state.last_seq,
             self._deadline_seconds,
         )
-        async for batch in following:
-            for message in batch:
-                yield message.payload
+        async with aclosing(following) as batches:
+            async for batch in batches:
+                found += [message.payload for message in batch]
+                if len(found) >= wanted:
+                    break
+        return found
 
     async def _forget(self, name: str) -> None:
         info = await self._info(name)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
@@ -238,7 +238,7 @@ async def follow(
     subjects: Sequence[str],
     until: int | None,
     deadline_seconds: float,
-) -> AsyncIterator[list[Message]]:
+) -> AsyncGenerator[list[Message], None]:
     """Yield the messages of a stream from `start` on; see `Log.follow`.
 
     An open-ended reader waits for the server for as long as it takes; one with an end gives up
@@ -276,7 +276,7 @@ async def follow(
                         return
         except NoAnswer as failure:
             _log.debug("reader opens again", stream=stream, at=position, reason=str(failure))
-        await asyncio.sleep(_REOPEN_PAUSE_SECONDS)
+            await asyncio.sleep(_REOPEN_PAUSE_SECONDS)
 
 
 def _up_to(until: int | None, batch: list[Message]) -> list[Message]:

@@ -33,6 +33,7 @@ from llmgw.core.freezing import freeze, thaw
 from llmgw.core.placement import Held, Placed, place
 from llmgw.core.verify import verify
 from llmgw.errors import LogUnreachable
+from llmgw.folding import fold
 from llmgw.hardware.types import Device
 from llmgw.testing.builders import CLUSTER, TIME, applied, card, entry, instance, processor, whole
 from llmgw.testing.chance import KINDS, RATES, Dice, Violation
@@ -412,6 +413,10 @@ class Simulation:
             controller.fold(controller.behind)
             if snapshot(controller.state) != snapshot(state):
                 raise Violation(f"controller {controller.name} does not hold what replay gives")
+        at_once = Cluster()
+        fold(at_once, self.log.messages)
+        if snapshot(at_once) != snapshot(state):
+            raise Violation("messages folded many at once give another state than one by one")
         if self.mode == "safety":
             self.witness.check_outcomes({agent.name: agent.first_command for agent in self.agents})
             for agent in self.agents:

@@ -102,7 +102,7 @@ class Fleet:
         while True:
             if self._random.random() < 0.001:
                 yield from self._told(None, self._catalog_change())
-            while len(running) < RUNNING_STORIES:
+            while resting and len(running) < RUNNING_STORIES:
                 machine = resting.pop(self._random.randrange(len(resting)))
                 (tell,) = self._random.choices([*self._stories], [*self._stories.values()])
                 running.append((machine, tell(self, machine)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from llmgw.core.fold import apply
 from llmgw.folding import fold
 from llmgw.log.base import Message
 from llmgw.testing.invariants import snapshot
+from tests.benchmarks.history import Fleet
 
 HISTORIES = sorted((Path(__file__).parent.parent / "histories").glob("*.jsonl"))
 
@@ -25,6 +27,12 @@ def messages(path: Path) -> list[Message]:
         Message(m["sequence"], m["time_ns"], m["subject"], m["payload"].encode())
         for m in map(json.loads, lines)
     ]
+
+
+def fleet() -> list[Message]:
+    """A busy hour of three nodes, in which much is said again."""
+    told = Fleet(nodes=3, models=4, replicas=8).take(600)
+    return [Message(n, n, m.subject, m.payload) for n, m in enumerate(told, start=1)]
 
 
 def one_by_one(found: list[Message]) -> Cluster:
@@ -47,15 +55,29 @@ def test_a_recorded_history_folds_to_the_same_state_both_ways(path: Path) -> Non
     assert snapshot(at_once(found)) == snapshot(one_by_one(found))
 
 
+def test_a_busy_fleet_folds_to_the_same_state_both_ways() -> None:
+    found = fleet()
+    assert snapshot(at_once(found)) == snapshot(one_by_one(found))
+
+
+@given(cuts=st.lists(st.integers(0, 600), max_size=20))
+def test_in_which_pieces_messages_come_makes_no_difference(cuts: list[int]) -> None:
+    found, state = fleet(), Cluster()
+    ends = [0, *sorted(cuts), len(found)]
+    for begin, end in itertools.pairwise(ends):
+        fold(state, iter(found[begin:end]))
+    assert snapshot(state) == snapshot(one_by_one(found))
+
+
 @given(
-    path=st.sampled_from(HISTORIES),
+    found=st.sampled_from([*map(messages, HISTORIES), fleet()]),
     places=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 10_000), st.binary())),
     doubled=st.lists(st.integers(0, 10_000)),
 )
 def test_broken_and_doubled_messages_do_the_same_both_ways(
-    path: Path, places: list[tuple[int, int, bytes]], doubled: list[int]
+    found: list[Message], places: list[tuple[int, int, bytes]], doubled: list[int]
 ) -> None:
-    found = messages(path)
+    found = list(found)
     for which, where, put in places:
         m = found[which % len(found)]
         at = where % (len(m.payload) + 1)
@@ -83,3 +105,38 @@ def test_what_is_not_a_fact_of_a_node_goes_the_long_way(subject: str) -> None:
     assert (state.sequence, state.time_ns) == (7, 9)
     assert state.unreadable + state.unknown == 1
     assert snapshot(state) == snapshot(one_by_one(found))
+
+
+NAMES = {
+    "replica.starting": "replica",
+    "replica.ready": "replica",
+    "replica.failed": "replica",
+    "replica.stopped": "replica",
+    "replica.adopted": "replica",
+    "replica.retired": "replica",
+    "replica.assigned": "replica",
+    "node.lost": "node",
+    "node.returned": "node",
+}
+
+
+@pytest.mark.parametrize("name", ["r r", "", "r" * 64, "r9999", "ä", 'r1","x":"'])
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_name_that_the_state_has_not_is_judged_as_ever(kind: str, name: str) -> None:
+    found = fleet()
+    at = next(n for n, m in enumerate(found) if m.subject.endswith(kind))
+    read = json.loads(found[at].payload)
+    read["data"][NAMES[kind]] = name
+    payload = json.dumps(read).encode()
+    found[at] = Message(found[at].sequence, found[at].time_ns, found[at].subject, payload)
+    assert snapshot(at_once(found)) == snapshot(one_by_one(found))
+
+
+def test_a_placement_on_a_node_whose_name_is_none_is_judged_as_ever() -> None:
+    found = fleet()
+    at = next(n for n, m in enumerate(found) if m.subject.endswith("replica.assigned"))
+    read = json.loads(found[at].payload)
+    read["data"]["parts"][0]["node"] = "n n"
+    payload = json.dumps(read).encode()
+    found[at] = Message(found[at].sequence, found[at].time_ns, found[at].subject, payload)
+    assert snapshot(at_once(found)) == snapshot(one_by_one(found))

@@ -39,7 +39,7 @@ class Mistake(NamedTuple):
 
 MISTAKES = {
     "a fact": Mistake(folder.NODE_HANDLERS, e.NodeInventoryTaken, 4),
-    "a decision": Mistake(folder._CONTROLLER_HANDLERS, e.ControllerElected, 7),
+    "a decision": Mistake(folder.CONTROLLER_HANDLERS, e.ControllerElected, 7),
     "a wish": Mistake(WISHES, e.CatalogApplied, 8),
 }
 
