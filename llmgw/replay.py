@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from llmgw import wire
@@ -22,7 +22,7 @@ from llmgw.folding import fold
 from llmgw.log.base import Bounds, Log, Message
 
 if TYPE_CHECKING:
-    from llmgw.log.snapshots import Snapshots
+    from llmgw.log.snapshots import Stored
 
 LIVE_SAMPLES = 3
 """A sample counts as live for so many intervals of sampling, and no less than a minute."""
@@ -102,7 +102,7 @@ async def foundation(log: Readable, bounds: Bounds, most: int | None = None) -> 
     where the log lost its beginning and no snapshot stands for that.
     """
     lost = max(bounds.first - 1, 0)
-    stored: Snapshots | None = getattr(log, "snapshots", None)
+    stored: Stored | None = getattr(log, "snapshots", None)
     is_long = most is not None and most - lost > LONG_LOG
     if stored is not None and (lost or is_long):
         from llmgw.log.keeper import newest_for  # SQLite, which most who read a log never need
@@ -132,7 +132,7 @@ async def span(
     until: int | None = None,
     until_ns: int | None = None,
     beyond: bool = False,
-) -> AsyncIterator[Sequence[Message]]:
+) -> AsyncGenerator[Sequence[Message], None]:
     """Yield batches of what the log holds now between two points, each a sequence or a time.
 
     Both ends belong to it. With times it begins at the first record that was stored at `start_ns`

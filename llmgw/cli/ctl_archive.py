@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +14,11 @@ from llmgw.cli.ctl_source import ArchiveFile, Live, Span, Where, opened, parse_s
 from llmgw.cli.options import ClusterName, Data, Format, NatsUrl, Output
 
 if TYPE_CHECKING:
+    from llmgw.core.cluster import Cluster
     from llmgw.log.archive import Contents
+    from llmgw.log.base import Message
     from llmgw.log.restore import Imported
+    from llmgw.replay import Readable
     from llmgw.settings import Settings
 
 
@@ -26,8 +29,8 @@ def export(
         typer.Option(
             "--from",
             metavar="SEQ|TIME",
-            help="The first record: a sequence or a time. What begins later than its log is for "
-            "reading: states and decisions cannot be folded from it.",
+            help="The first record: a sequence or a time. The state before it goes along, so that "
+            "states still follow; with --scrub it does not, and the file is for reading.",
             show_default=False,
         ),
     ] = None,
@@ -89,7 +92,10 @@ async def _export(asked: Where, file: Path, span: Span, scrub: bool, force: bool
             )
         if span.until is None and span.until_ns is None:
             span = span._replace(until=bounds.last)  # what is read twice shall be the same
-        batches = replay.span(source.log, **span._asdict())
+        batches: AsyncIterator[Sequence[Message]] = replay.span(source.log, **span._asdict())
+        state = await _state_before(source.log, span, scrub)
+        if state is None:
+            note("no state of before goes along, so the file is for reading: nothing can be folded")
         if scrub:
             from llmgw.log.scrub import CLUSTER, scrubbed
 
@@ -102,7 +108,36 @@ async def _export(asked: Where, file: Path, span: Span, scrub: bool, force: bool
             now_ns=time.time_ns(),
             force=force,
             scrubbed=scrub,
+            state=state,
         )
+
+
+async def _state_before(log: Readable, span: Span, scrub: bool) -> Cluster | None:
+    """Return the state before the first record of a span, or the first later one that there is.
+
+    Whose names are not replaced in a scrubbed file.
+    """
+    from llmgw import replay
+    from llmgw.core.cluster import Cluster
+    from llmgw.errors import UsageError
+
+    first = 1
+    async with aclosing(replay.span(log, **span._asdict())) as batches:
+        async for batch in batches:
+            first = batch[0].sequence
+            break
+    if first == 1:
+        return Cluster()
+    if scrub:
+        return None
+    try:
+        return await replay.fold_log(log, first - 1)
+    except UsageError:
+        pass  # the log lost its beginning
+    try:
+        return await replay.foundation(log, await log.bounds())
+    except UsageError:
+        return None
 
 
 def _report(file: Path, held: Contents) -> dict[str, Any]:

@@ -105,10 +105,11 @@ async def _archive(path: Path, whole: bool) -> AsyncIterator[Archive]:
 
     async with open_archive(path) as archive:
         held = archive.contents
-        if whole and held.first > max(held.log_first, 1):
+        if whole and held.first > max(held.log_first, 1) and not archive.snapshots:
             raise UsageError(
-                f"{path} begins at sequence {held.first}: a state follows from all "
-                "that was written before it. Export without --from to replay"
+                f"{path} begins at sequence {held.first}, and no state of before is in it that "
+                "this version can use: a state follows from all that was written before it. "
+                "Export without --from to replay"
             )
         yield archive
 

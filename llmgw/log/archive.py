@@ -4,6 +4,7 @@ An archive is a SQLite file. `chunks` holds what the log held, a few thousand re
 `llmgw.log.chunks`); `subjects` the names that they refer to, with the last sequence of each;
 `meta` what it is, and a SHA-256 over the msgpack encoding of the rows of all three, of chunks
 without their blobs: `[[[name, value]…], [[id, subject, last]…], [[first, last, sha256]…]]`.
+`snapshots` are there in long ones (see `llmgw.log.carried`); older versions pass them over.
 
 What describes the file is checked when it is opened, and every chunk before any record of it is
 handed out: a damaged file gives what is whole before the damage, and then says what is wrong.
@@ -28,8 +29,10 @@ import aiosqlite
 import msgspec
 
 from llmgw import __version__
+from llmgw.core.cluster import Cluster
 from llmgw.errors import LlmgwError, LogUnreachable, UsageError
 from llmgw.files import NoRegularFile, read_regular
+from llmgw.log import carried
 from llmgw.log.base import Bounds, LogRewound, Message
 from llmgw.log.chunks import (
     CHUNK_BYTES,
@@ -126,10 +129,12 @@ async def write_archive(
     now_ns: int,
     force: bool = False,
     scrubbed: bool = False,
+    state: Cluster | None = None,
 ) -> Contents:
     """Write the messages of `batches`, consecutive ones of the log with these bounds, to a file.
 
-    The file appears whole, synchronised and checked, or not at all. Raises `UsageError` when it
+    With the `state` of before the first of them, or of later, the file has snapshots. It is folded
+    on. The file appears whole, synchronised and checked, or not at all. Raises `UsageError` when it
     is there already (unless `force`) or there is nothing to write, and `LlmgwError` when it cannot
     be written.
     """
@@ -139,8 +144,9 @@ async def write_archive(
         # Made here, because a connection that fails to open leaves aiosqlite's thread to itself.
         await asyncio.to_thread(unfinished.touch, exist_ok=False)
         async with aiosqlite.connect(unfinished) as database:
-            writer = _Writer(database)
-            await database.executescript(_TABLES)
+            carrier = carried.Carrier(state, log.created_ns) if state is not None else None
+            writer = _Writer(database, carrier)
+            await database.executescript(_TABLES + carried.TABLE)
             async for batch in batches:
                 await writer.add(batch)
             contents = await writer.finish(cluster, log, now_ns, scrubbed)
@@ -188,8 +194,9 @@ def _synchronise(path: Path, mode: int) -> None:
 class _Writer:
     """Fills the tables of a new archive, a chunk at a time."""
 
-    def __init__(self, database: aiosqlite.Connection) -> None:
+    def __init__(self, database: aiosqlite.Connection, carrier: carried.Carrier | None) -> None:
         self._database = database
+        self._carrier = carrier
         self._subjects: dict[str, int] = {}
         self._newest: dict[int, int] = {}
         self._chunks: list[_Chunk] = []
@@ -202,6 +209,11 @@ class _Writer:
 
     async def add(self, messages: Sequence[Message]) -> None:
         """Take messages that go on where the last ones ended."""
+        if self._carrier is not None and self._first is None:
+            if self._carrier.leads_to(messages[0].sequence):
+                await self._carry(await self._carrier.begin())
+            else:
+                self._carrier = None
         ids = self._subjects
         for message in messages:
             number = ids.get(message.subject)
@@ -219,6 +231,12 @@ class _Writer:
             self._numbers.append(number)
             self._payloads.append(message.payload)
             self._room_bytes -= len(message.payload)
+        if self._carrier is not None:
+            await self._carry(await self._carrier.follow(messages))
+
+    async def _carry(self, snapshot: tuple[int, bytes] | None) -> None:
+        if snapshot is not None:
+            await self._database.execute("INSERT INTO snapshots VALUES (?, ?)", snapshot)
 
     async def _flush(self) -> None:
         """Write a chunk. The last message that was taken is the last of it."""
@@ -236,6 +254,8 @@ class _Writer:
     async def finish(self, cluster: str, log: Bounds, now_ns: int, scrubbed: bool) -> Contents:
         """Write what describes the records, and commit."""
         await self._flush()
+        if self._carrier is not None:
+            await self._carry(await self._carrier.end())
         if self._first is None or self._last is None:
             raise UsageError("there is no record to export in that span of the log")
         contents = Contents(
@@ -281,6 +301,8 @@ class Archive:
         self._newest: dict[str, int] = {}
         self._chunks: list[_Chunk] = []
         self._contents: Contents | None = None
+        self.snapshots = carried.Carried(self._snapshot, (), str(path))
+        """Those that can be used; none where another version wrote the file."""
 
     @property
     def contents(self) -> Contents:
@@ -308,6 +330,22 @@ class Archive:
         self._subjects = {number: subject for number, subject, _ in subjects}
         self._newest = {subject: last for _, subject, last in subjects}
         self._chunks = [_Chunk(*chunk) for chunk in chunks]
+        if contents.llmgw_version == __version__:
+            kept = await self._or_nothing("SELECT sequence FROM snapshots")
+            places = [sequence for (sequence,) in kept]
+            self.snapshots = carried.Carried(self._snapshot, places, str(self._path))
+
+    async def _snapshot(self, sequence: int) -> bytes:
+        query = "SELECT CAST(snapshot AS BLOB) FROM snapshots WHERE sequence = ?"
+        found = await self._or_nothing(query, sequence)
+        return found[0][0] or b"" if found else b""
+
+    async def _or_nothing(self, query: str, *values: int) -> list[Any]:
+        """Ask about snapshots. Files of before had none, and nobody depends on them."""
+        try:
+            return await self._fetch(query, *values)
+        except sqlite3.Error:
+            return []
 
     async def follow(
         self, start: int = 1, *, subjects: Sequence[str] = (), until: int | None = None
@@ -392,9 +430,9 @@ class Archive:
             f"the records {chunk.first} to {chunk.last} {wrong}", whole_until=chunk.first - 1
         )
 
-    async def _fetch(self, query: str) -> list[Any]:
+    async def _fetch(self, query: str, *values: int) -> list[Any]:
         def fetch() -> list[Any]:
-            return self._database.execute(query).fetchall()
+            return self._database.execute(query, values).fetchall()
 
         return await asyncio.get_running_loop().run_in_executor(self._reader, fetch)
 

@@ -11,6 +11,23 @@ from collections.abc import AsyncIterator, Sequence
 from llmgw.errors import UsageError
 from llmgw.log.archive import Archive
 from llmgw.log.base import Bounds, Log, Message
+from llmgw.log.snapshots import Snapshot, Stored, Wanted
+
+
+class _Either:
+    """The snapshots of both. Those on a server are the newest of its log, so they are first."""
+
+    def __init__(self, archive: Archive, log: Log) -> None:
+        stored: Stored | None = getattr(log, "snapshots", None)
+        self._places = (archive.snapshots,) if stored is None else (stored, archive.snapshots)
+
+    async def newest(self, wanted: Wanted) -> Snapshot | None:
+        """Return the newest that can be used; see `Stored`."""
+        for place in self._places:
+            found = await place.newest(wanted)
+            if found is not None:
+                return found
+        return None
 
 
 class Joined:
@@ -19,6 +36,7 @@ class Joined:
     def __init__(self, archive: Archive, log: Log) -> None:
         self._archive = archive
         self._log = log
+        self.snapshots = _Either(archive, log)
 
     async def follow(
         self, start: int = 1, *, subjects: Sequence[str] = (), until: int | None = None

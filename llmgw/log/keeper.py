@@ -17,7 +17,7 @@ from llmgw.core.cluster import Cluster
 from llmgw.core.freezing import freeze
 from llmgw.errors import LlmgwError
 from llmgw.log.base import Bounds, Message
-from llmgw.log.snapshots import Snapshot, Snapshots, Wanted, compressed
+from llmgw.log.snapshots import Snapshot, Snapshots, Stored, Wanted, compressed
 
 EVERY_RECORDS = 5_000
 AT_LEAVING_RECORDS = 200
@@ -37,7 +37,7 @@ class Followed(Protocol):
 
 
 async def newest_for(
-    log: Followed, bounds: Bounds, stored: Snapshots, *, least: int = 0, most: int | None = None
+    log: Followed, bounds: Bounds, stored: Stored, *, least: int = 0, most: int | None = None
 ) -> Snapshot | None:
     """Return the newest snapshot that stands for a log with these bounds, or `None`.
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from llmgw.core.cluster import Cluster
 from llmgw.errors import LlmgwError, UsageError
 from llmgw.log.archive import Archive, Contents, write_archive
 from llmgw.log.base import Bounds, Message
@@ -96,6 +97,7 @@ async def move(
         log=Bounds(1, bounds.last, bounds.created_ns),
         now_ns=now_ns,
         force=force,
+        state=Cluster(),
     )
     try:
         await log.let_go(last)

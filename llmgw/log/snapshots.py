@@ -80,12 +80,16 @@ class Wanted(NamedTuple):
     most_sequence: int
 
 
-class Snapshots(Protocol):
-    """A place where snapshots are kept."""
+class Stored(Protocol):
+    """A place where snapshots are."""
 
     async def newest(self, wanted: Wanted) -> Snapshot | None:
         """Return the newest that can be used, or `None`."""
         ...
+
+
+class Snapshots(Stored, Protocol):
+    """A place where snapshots are kept."""
 
     async def save(self, sequence: int, encoded: bytes) -> None:
         """Keep what `encode` returned, and forget the oldest beyond `KEPT`."""

@@ -100,10 +100,28 @@ class TestExport:
         assert (tmp_path / "log.llmgw").read_text() == "precious"
         assert told("export", "log.llmgw", "--force").code == 0
 
-    def test_a_part_can_be_read_and_not_folded(self, told: Ctl, llmgw: Program) -> None:
+    def test_a_part_brings_the_state_before_it_along(self, told: Ctl, llmgw: Program) -> None:
         assert told("export", "part.llmgw", "--from", "4", "--to", "6").code == 0
         rows = data(llmgw("ctl", "events", "--archive", "part.llmgw", "-o", "json"))
         assert [row["sequence"] for row in rows] == [4, 5, 6]  # type: ignore[attr-defined]
+        for to in ("3", "4", "6"):
+            for view in VIEWS:
+                words = ("replay", "--to", to, "--view", view, "-o", "json")
+                archived = llmgw("ctl", *words, "--archive", "part.llmgw")
+                assert data(archived) == data(told(*words))
+
+    def test_a_part_knows_nothing_of_what_was_before(self, told: Ctl, llmgw: Program) -> None:
+        assert told("export", "part.llmgw", "--from", "4", "--to", "6").code == 0
+        for words in (("replay", "--to", "2"), ("replay", "--verify")):
+            done = llmgw("ctl", *words, "--archive", "part.llmgw")
+            assert (done.code, done.out) == (2, "")
+            assert "begins at sequence 4" in done.err
+
+    def test_a_scrubbed_part_is_for_reading(self, told: Ctl, llmgw: Program) -> None:
+        done = told("export", "part.llmgw", "--scrub", "--from", "4", "--to", "6")
+        assert done.code == 0
+        assert "no state of before goes along" in done.err
+        assert data(llmgw("ctl", "events", "--archive", "part.llmgw", "-o", "json"))
         for words in (("replay",), ("replay", "--verify"), ("events", "--rejected")):
             done = llmgw("ctl", *words, "--archive", "part.llmgw")
             assert (done.code, done.out) == (2, "")

@@ -27,6 +27,7 @@ from llmgw.log.memory import MemoryLog
 from llmgw.log.restore import import_archive
 from llmgw.replay import span
 from llmgw.wire import Outgoing
+from tests.support.archives import change, seal
 from tests.support.nats import collect, fresh_subjects, log_on
 
 CREATED_NS = 1_700_000_000_000_000_000
@@ -88,14 +89,6 @@ def tamper(path: Path, record: int) -> None:
         "UPDATE chunks SET body = CAST(body || x'00' AS BLOB) WHERE ? BETWEEN first AND last",
         record,
     )
-
-
-def change(path: Path, statement: str, *values: object) -> None:
-    """Change the file as any program that knows SQLite can."""
-    database = sqlite3.connect(path)
-    database.execute(statement, values)
-    database.commit()
-    database.close()
 
 
 def cut(path: Path, kept: float) -> int:
@@ -354,19 +347,6 @@ class TestDamage:
         assert str(caught.value).isprintable()
 
 
-def seal(path: Path, body: bytes) -> None:
-    """Put a blob in place of the only chunk's, and make all checksums match: the work of a foe."""
-    checksum = hashlib.sha256(body).digest()
-    change(path, "UPDATE chunks SET body = ?, sha256 = ?", body, checksum)
-    database = sqlite3.connect(path)
-    told = sorted(database.execute("SELECT * FROM meta WHERE name != 'total_sha256'"))
-    subjects = database.execute("SELECT id, subject, last FROM subjects ORDER BY id").fetchall()
-    chunks = database.execute("SELECT first, last, sha256 FROM chunks").fetchall()
-    database.close()
-    total = hashlib.sha256(msgspec.msgpack.encode([told, subjects, chunks])).digest()
-    change(path, "UPDATE meta SET value = ? WHERE name = 'total_sha256'", total)
-
-
 @pytest.mark.parametrize(
     ("unpacked", "said"),
     [
@@ -382,7 +362,10 @@ async def test_a_file_that_is_made_to_do_harm_is_refused(
     path: Path, unpacked: bytes, said: str
 ) -> None:
     await archive_of(path, written(FEW))
-    seal(path, zlib.compress(unpacked))
+    body = zlib.compress(unpacked)
+    checksum = hashlib.sha256(body).digest()
+    change(path, "UPDATE chunks SET body = ?, sha256 = ?", body, checksum)
+    seal(path)
     with pytest.raises(UsageError, match=f"the records 1 to 30 {said}"):
         async with open_archive(path) as archive:
             await archive.check()
