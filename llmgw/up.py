@@ -73,7 +73,6 @@ async def run_up(
     asked = Asked(wanted, catalog, captures, copies, frozenset((settings.node, *simulated)))
     with held(settings.data, "llmgw up"):
         async with _server(settings) as (url, server):
-            _write_endpoint(settings.data, url)
             try:
                 await _run(settings, url, server, asked)
             finally:
@@ -115,6 +114,7 @@ def _write_endpoint(data: Path, url: str) -> None:
 
 async def _run(settings: Settings, url: str, server: EmbeddedServer | None, asked: Asked) -> None:
     found = await connect(url, settings.cluster, name="llmgw up")
+    _write_endpoint(settings.data, url)
     controller, agents = _children(settings, url, asked)
     say(f"log: {found.url}, data: {settings.data}")
     with anyio.open_signal_receiver(*STOP_SIGNALS) as signals:

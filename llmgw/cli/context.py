@@ -35,10 +35,11 @@ def service_settings(config: Path | None = None, **flags: object) -> Settings:
 
 
 @asynccontextmanager
-async def open_log(settings: Settings) -> AsyncIterator[JetStreamLog]:
+async def open_log(settings: Settings, *, found: bool = True) -> AsyncIterator[JetStreamLog]:
     """Connect to the log, and let go of it at the end.
 
-    Raises `LogUnreachable` when no server is known or none answers.
+    Raises `LogUnreachable` when no server is known or none answers, and `LlmgwError` when the
+    cluster is not there, unless it need not be `found`.
     """
     from llmgw import logs
     from llmgw.errors import LogUnreachable
@@ -54,6 +55,7 @@ async def open_log(settings: Settings) -> AsyncIterator[JetStreamLog]:
             name="llmgw ctl",
             deadline_seconds=CONNECT_SECONDS,
             replicas=settings.log_replicas,
+            found=found,
         )
     except LogUnreachable as error:
         if settings.nats_url is not None:

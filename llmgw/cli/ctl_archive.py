@@ -205,7 +205,7 @@ async def _import(settings: Settings, file: Path) -> Imported:
     async with (
         open_archive(file) as archive,
         _server_for(settings) as reached,
-        open_log(reached) as log,
+        open_log(reached, found=False) as log,
     ):
         return await import_archive(archive, log, settings.cluster)
 

@@ -183,19 +183,21 @@ async def connect(
     answer_deadline_seconds: float = ANSWER_DEADLINE_SECONDS,
     ping_interval_seconds: float = PING_INTERVAL_SECONDS,
     replicas: int = 1,
+    found: bool = False,
 ) -> JetStreamLog:
     """Connect to a NATS server, set up the cluster's streams where missing, and return the log.
 
     `url` may hold credentials and several servers, separated by commas; `name` labels the
     connection on the server. `answer_deadline_seconds` bounds each later append or question,
     and a server that is silent for twice `ping_interval_seconds` counts as lost. `replicas` is
-    for streams made now. Raises `LogUnreachable` when nothing answers by the deadline, and
-    `LlmgwError` when the URL or cluster name is not valid, the server is too old or has no
-    JetStream, or its streams are not as llmgw needs them.
+    for streams made now; with `found` none is made where the cluster's log is not there. Raises
+    `LogUnreachable` when nothing answers by the deadline, and `LlmgwError` when the URL or cluster
+    name is not valid, the cluster is not `found`, the server is too old or has no JetStream, or
+    its streams are not as llmgw needs them.
     """
     check_url(url)
     names = setup.Names(cluster)
-    prepare = partial(setup.set_up, names=names, replicas=replicas)
+    prepare = partial(setup.set_up, names=names, replicas=replicas, found=found)
     connection = Connection(url, name, prepare, ping_interval_seconds)
     try:
         await connection.start(deadline_seconds)

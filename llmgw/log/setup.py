@@ -8,6 +8,7 @@ bucket `LLMGW_<cluster>` (stream `KV_LLMGW_<cluster>`) for leases.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -34,6 +35,7 @@ _NOT_ENABLED = {10039, 10076}
 _QUESTIONS = ("STREAM.INFO.", "STREAM.MSG.GET.", "CONSUMER.INFO.", "CONSUMER.CREATE.")
 """What may be asked twice, the making of a consumer too: the second finds the first one's."""
 _SECOND_NS = 1_000_000_000
+_LOG_NAME = re.compile(r"LLMGW_(.+)_LOG")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,63}")
 
 
@@ -91,6 +93,7 @@ class Names:
             raise UsageError(
                 f"cluster name {cluster!r} is not valid: use 1 to 63 letters, digits, '_' or '-'"
             )
+        self.cluster = cluster
         self.prefix = f"llmgw.v1.{cluster}."
         self.log = f"LLMGW_{cluster}_LOG"
         self.telemetry = f"LLMGW_{cluster}_TELEMETRY"
@@ -179,15 +182,24 @@ async def stream_info(session: Session, stream: str) -> StreamInfo:
         raise
 
 
-async def set_up(session: Session, names: Names, replicas: int) -> None:
+class _StreamNames(msgspec.Struct):
+    streams: list[str] | None = None
+
+
+async def set_up(session: Session, names: Names, replicas: int, *, found: bool = False) -> None:
     """Create what is missing and check what is there. Doing it again changes nothing.
 
-    Raises `LlmgwError` when the server has no JetStream or a stream is not as llmgw needs it.
+    With `found` the cluster must be there: nobody makes one by looking at it under a wrong name.
+    Raises `LlmgwError` when it is not, when the server has no JetStream, or when a stream is not
+    as llmgw needs it.
     """
     for configuration in names.configurations(replicas):
         stream = configuration["name"]
         try:
-            info = await _info_or_create(session, stream, configuration)
+            if found and stream == names.log:
+                info = await _info_of_cluster(session, names)
+            else:
+                info = await _info_or_create(session, stream, configuration)
         except ApiError as failure:
             if failure.code in _NOT_ENABLED:
                 raise _no_jetstream(session) from failure
@@ -218,6 +230,26 @@ async def _info_or_create(
         if failure.code != _NAME_IN_USE:
             raise
         return await stream_info(session, stream)  # Another client was faster, and configured more.
+
+
+async def _info_of_cluster(session: Session, names: Names) -> StreamInfo:
+    try:
+        return await api(session, f"STREAM.INFO.{names.log}", None, StreamInfo)
+    except ApiError as failure:
+        if failure.code != STREAM_NOT_FOUND:
+            raise
+    others: list[str] = []
+    with suppress(LlmgwError):  # not everybody may ask for that
+        there = (await api(session, "STREAM.NAMES", None, _StreamNames)).streams or ()
+        others = [m[1] for m in map(_LOG_NAME.fullmatch, there) if m is not None]
+    raise LlmgwError(
+        f"there is no cluster {names.cluster} at {session.url}: "
+        + (
+            f"it has {', '.join(sorted(others))}. Name one with --cluster or LLMGW_CLUSTER"
+            if others
+            else "its first controller (`llmgw controller run`) or agent makes its log"
+        )
+    )
 
 
 def _no_jetstream(session: Session) -> LlmgwError:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,7 +72,13 @@ def llmgw(tmp_path: Path) -> Program:
 @pytest.fixture(scope="session")
 def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run one nats-server with JetStream; clusters keep the tests apart."""
-    folder = tmp_path_factory.mktemp("nats")
+    with nats_in(tmp_path_factory.mktemp("nats")) as url:
+        yield url
+
+
+@contextmanager
+def nats_in(folder: Path) -> Iterator[str]:
+    """Run a nats-server with JetStream that keeps everything in a folder."""
     config = folder / "nats.conf"
     config.write_text(
         f'listen: "127.0.0.1:-1"\nports_file_dir: "{folder}"\n'
@@ -133,4 +140,4 @@ class Ctl:
 @pytest.fixture
 def ctl(llmgw: Program, nats_url: str) -> Ctl:
     """Give `llmgw ctl` an empty log."""
-    return Ctl(llmgw, nats_url)
+    return Ctl(llmgw, nats_url).store([])

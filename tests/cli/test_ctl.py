@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import select
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from llmgw import wire
 from llmgw.core import events as e
 from llmgw.core.telemetry import NodeSample
 from llmgw.hardware.types import DeviceReading, Readings
-from tests.cli.conftest import Ctl, Program, arguments, environment
+from tests.cli.conftest import Ctl, Program, arguments, environment, nats_in
 from tests.support.wait import until_sync
 from tests.views.history import CLUSTER, History, failed, led, serving, started
 
@@ -58,6 +59,34 @@ class TestViews:
         assert (done.code, json.loads(done.out)) == (0, [])
         assert "holds nothing yet" in done.err
         assert ctl("nodes").out == ""
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("status",),
+            ("events", "--follow"),
+            ("replay", "--verify"),
+            ("drain", "n1"),
+            ("apply", "catalog.yaml"),
+            ("export", "log.llmgw"),
+        ],
+    )
+    def test_a_mistyped_cluster_is_told_and_not_made(
+        self, ctl: Ctl, llmgw: Program, tmp_path: Path, words: tuple[str, ...]
+    ) -> None:
+        (tmp_path / "catalog.yaml").write_text(MODEL)
+        for _ in range(2):
+            done = llmgw("ctl", *words, **(ctl.variables | {"LLMGW_CLUSTER": "mistyped"}))
+            assert (done.code, done.out) == (1, "")
+            assert "there is no cluster mistyped at nats://127.0.0.1:" in done.err
+            assert re.search(f"it has .*{ctl.cluster}", done.err)
+
+    def test_a_server_without_any_cluster_is_told(self, llmgw: Program, tmp_path: Path) -> None:
+        with nats_in(tmp_path) as url:
+            done = llmgw("ctl", "status", LLMGW_NATS_URL=url)
+        assert (done.code, done.out) == (1, "")
+        assert "there is no cluster default at nats://127.0.0.1:" in done.err
+        assert "its first controller (`llmgw controller run`) or agent makes its log" in done.err
 
     def test_devices_show_the_newest_sample(self, ctl: Ctl) -> None:
         reading = DeviceReading(id=0, uuid="GPU-n1-0", memory_used_bytes=7 << 30)
