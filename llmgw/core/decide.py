@@ -69,6 +69,8 @@ def _replica_decisions(state: Cluster) -> Iterator[Decision]:
             yield from (_retire(state, r, "its model left the catalog") for r in replicas)
     for model in by_priority(state):
         replicas = by_model.get(model.entry.name, [])
+        if held.retired:  # a model of higher priority may have taken some
+            replicas = [r for r in replicas if r.name not in held.retired]
         for decision in _model_decisions(state, model, replicas, held, number):
             if isinstance(decision, ReplicaAssigned):
                 number += 1

@@ -166,6 +166,21 @@ def test_a_model_of_higher_priority_displaces_the_least_useful_replica() -> None
     assert story.state.models["m"].missing == 1
 
 
+def test_a_displaced_replica_whose_entry_changed_too_is_retired_once() -> None:
+    """Which of the two says so first makes no difference: the other knows that it goes."""
+    story = serving(entry("m", replicas=2), nodes=[joined("n1", card(0), card(1))])
+    changed = entry("m", replicas=2, context=2048)
+    story.given(applied(changed, entry("vip", priority=5, replicas=2)))
+    story.given(*story.decisions())  # it is accepted
+    found = story.decisions()
+    retired = [d.replica for d in found if isinstance(d, e.ReplicaRetired)]
+    assert sorted(retired) == ["r1", "r2"]
+    (left,) = [d for d in found if isinstance(d, e.ModelLeftUnplaced) and d.model == "m"]
+    assert left.missing == 2
+    story.decided()
+    assert story.state.void == 0
+
+
 def test_no_more_are_displaced_while_one_is_on_its_way_out() -> None:
     story = serving(entry("m", replicas=3), nodes=[joined("n1", card(0), card(1), card(2))])
     story.given(applied(entry("m", replicas=3), entry("vip", priority=5))).decided()
