@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 from llmgw import __version__
 from llmgw.cli.main import run
-from tests.cli.conftest import Program
+from tests.cli.conftest import Program, arguments, environment
 
 CAPTURE = """\
 <?xml version="1.0" ?>
@@ -118,6 +120,25 @@ def test_output_that_cannot_be_written_is_said_in_words(
                 shell, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
             )
         assert (done.returncode, done.stderr) == (1, f"the output cannot be written: {said}\n")
+
+
+def test_who_is_tired_of_waiting_for_imports_reads_no_traceback(tmp_path: Path) -> None:
+    """A library that takes for ever to import, and Ctrl-C meanwhile."""
+    for name in ("importing", "never"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "typer.py").write_text("open('importing', 'w').close()\nopen('never').close()\n")
+    path = f"{tmp_path}:{Path(__file__).parents[2]}"
+    process = subprocess.Popen(
+        arguments("ctl", "status"),
+        cwd=tmp_path,
+        env={**environment(tmp_path), "PYTHONPATH": path},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    (tmp_path / "importing").read_text()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (-signal.SIGINT, "")
 
 
 def test_up_reads_the_catalog_before_it_starts_anything(llmgw: Program, tmp_path: Path) -> None:
