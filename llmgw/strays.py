@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Container, Iterable
 from contextlib import ExitStack, suppress
@@ -38,10 +39,16 @@ class Strays:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: dict[str, frozenset[Stray]] = {}
+        self._turn = threading.Lock()
 
     def see(self, name: str, pids: Iterable[int]) -> None:
-        """Remember what descends from an engine's processes, until its end."""
-        self._seen[name] = living(self._seen.get(name, ())) | descendants(pids)
+        """Remember what descends from an engine's processes, until its end.
+
+        One after the other: a probe must not undo what a stop has seen meanwhile, and an end
+        waits for what a probe sees.
+        """
+        with self._turn:
+            self._seen[name] = living(self._seen.get(name, ())) | descendants(pids)
 
     def named(self, among: Iterable[int] | None = None) -> dict[int, str]:
         """Return those that still print into their engine's file, `among` these processes."""

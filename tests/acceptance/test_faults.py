@@ -398,13 +398,12 @@ async def test_an_agent_that_is_cut_off_for_a_minute_acts_on_the_newest_command_
 
 async def join(cluster: Cluster, node: str, url: str) -> None:
     """Start an agent that reaches the log under a URL, and wait until it has told what it has."""
-    first = 18000 + 10 * int(node[1:])
     cluster.start(
         *("agent", "run"),
         node=node,
         data=cluster.folder / node,
         nats_url=url,
-        port_range=f"{first}-{first + 9}",
+        port_range=cluster.half_of_ports(int(node[1:])),
         sample_seconds=0.5,
     )
     await cluster.until_state(

@@ -13,8 +13,8 @@ from tests.support.wait import until
 
 
 async def test_the_parts_meet_serve_and_start_again_together(cluster: Cluster) -> None:
-    cluster.agent("n1", port_range="18030-18039")
-    cluster.agent("n2", port_range="18040-18049")
+    cluster.agent("n1", port_range=cluster.half_of_ports(1))
+    cluster.agent("n2", port_range=cluster.half_of_ports(2))
     cluster.controller()
     await cluster.until_state(
         lambda state: all(n in state.nodes and state.nodes[n].inventory for n in ("n1", "n2")),

@@ -117,6 +117,7 @@ async def test_hundreds_of_nodes_are_one_process_and_no_two_engines_get_one_port
     await cluster.apply()
     await cluster.until_state(lambda _: len(cluster.events(e.ReplicaStopped)) == 12, "all stopped")
     assert await again.stop() == 0
+    await cluster.caught_up()
     assert len(cluster.events(e.NodeStopped)) == 300
     assert cluster.engines() == []
 

@@ -10,8 +10,8 @@ from tests.support.wait import until
 async def test_a_silent_node_is_replaced_and_its_engine_ends_when_it_returns(
     cluster: Cluster,
 ) -> None:
-    n1 = cluster.agent("n1", port_range="18010-18019")
-    n2 = cluster.agent("n2", port_range="18020-18029")
+    ports = {"n1": cluster.half_of_ports(1), "n2": cluster.half_of_ports(2)}
+    agents = {node: cluster.agent(node, port_range=ports[node]) for node in ports}
     cluster.controller(node_lost_seconds=3)
     await cluster.until_state(
         lambda state: all(n in state.nodes and state.nodes[n].inventory for n in ("n1", "n2")),
@@ -21,7 +21,7 @@ async def test_a_silent_node_is_replaced_and_its_engine_ends_when_it_returns(
     await cluster.until_ready("r1")
     first = cluster.state.replicas["r1"].parts[0].node
     other = {"n1": "n2", "n2": "n1"}[first]
-    {"n1": n1, "n2": n2}[first].kill()
+    agents[first].kill()
 
     # The engine itself serves on; only what is said of it is unknown.
     assert (await cluster.event(e.NodeLost)).node == first
@@ -29,8 +29,7 @@ async def test_a_silent_node_is_replaced_and_its_engine_ends_when_it_returns(
     assert cluster.state.replicas["r2"].parts[0].node == other
     assert len(cluster.engines("r1")) == len(cluster.engines("r2")) == 1
 
-    ports = {"n1": "18010-18019", "n2": "18020-18029"}[first]
-    cluster.agent(first, port_range=ports)
+    cluster.agent(first, port_range=ports[first])
     assert (await cluster.event(e.NodeReturned)).node == first
     await cluster.event(e.ReplicaRetired)
     await cluster.until_state(lambda state: len(state.replicas) == 1, "one replica is left")

@@ -78,6 +78,7 @@ async def test_an_engine_lives_from_command_to_command(cluster: Cluster) -> None
 
     # Left to itself, the agent goes and the engine stays; the next agent takes it over.
     assert await agent.stop() == 0
+    await cluster.caught_up()
     assert cluster.events(e.NodeStopped)[-1].engines == "left running"
     assert answer(ready.port)["pid"] == ready.pid
     agent = cluster.agent("n1", "--stop-engines")
@@ -86,6 +87,7 @@ async def test_an_engine_lives_from_command_to_command(cluster: Cluster) -> None
     # Told to, it takes its engines along, and starts them again when it comes back.
     assert await agent.stop(signal.SIGINT) == 0
     assert cluster.engines() == []
+    await cluster.caught_up()
     assert cluster.events(e.NodeStopped)[-1].engines == "stopped"
     cluster.agent("n1", "--stop-engines")
     await cluster.event(e.ReplicaBecameReady, replica="r1", attempt=2)
@@ -336,6 +338,7 @@ async def test_a_second_agent_of_the_same_name_starts_nothing_and_says_who_has_i
         *(0, f"the agent (pid {first.pid}) has stopped its engines and left\n"),
         "",
     )
+    await cluster.caught_up()
     assert cluster.events(e.NodeStopped)[-1].engines == "stopped"
     assert cluster.engines() == []
     code, _, said = await cluster.run("agent", "drain", "--stop", data=data)

@@ -336,6 +336,7 @@ async def test_a_controller_that_is_started_again_folds_only_what_came_since(
             await cluster.write(e.NodeStarted(boot_id=f"b{number}", agent_version="1"), "n1")
         assert await first.stop() == 0
         assert first.says("snapshot_kept")
+        await cluster.caught_up()
         kept = cluster.state.sequence
         second = cluster.controller()
         await cluster.event(e.ControllerElected, term=2)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from llmgw.core import stimuli as s
 from llmgw.processes import VARIABLE
-from llmgw.strays import Stray, descendants, end, living, writers
+from llmgw.strays import Stray, Strays, descendants, end, living, writers
 from tests.shell.test_supervise import (
     Watched,
     assert_the_next_ends_what_is_left,
@@ -138,3 +139,22 @@ def test_what_descends_from_them_ends_too() -> None:
         [stray] = (x for x in descendants([process.pid]) if x.pid == process.pid)
         end(lambda: frozenset({stray}), 5.0)
         assert not is_running(child.pid)
+
+
+def test_what_two_looks_at_one_time_have_seen_all_ends(tmp_path: Path) -> None:
+    strays = Strays(tmp_path)
+    with running() as first, running() as second:
+        other = threading.Thread(target=strays.see, args=("r1-0-g1-a1", [second.pid]))
+
+        def in_the_middle_of_a_look() -> Iterator[int]:
+            other.start()
+            until_sync(
+                lambda: not other.is_alive() or strays._turn.locked(),
+                what="the other look is over, or has to wait",
+            )
+            yield first.pid
+
+        strays.see("r1-0-g1-a1", in_the_middle_of_a_look())
+        other.join()
+        assert strays.end("r1-0-g1-a1", 5.0) == frozenset()
+        assert (first.poll(), second.poll()) == (-signal.SIGKILL, -signal.SIGKILL)

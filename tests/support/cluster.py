@@ -37,13 +37,13 @@ from llmgw.settings import ENDPOINT_FILE
 from llmgw.testing.invariants import check, snapshot
 from tests.support import engine_program
 from tests.support.nats import is_running
+from tests.support.ports import claim_ports
 from tests.support.wait import until
 
 E = TypeVar("E", bound=e.Event | SetAssignments)
 
 NAME = "c1"
 _FOLDER = "CLUSTER_UNDER_TEST"
-_port_blocks = iter(range(20_000 + os.getpid() % 100 * 100, 32_000, 20))
 
 
 class EngineProcess(NamedTuple):
@@ -113,8 +113,7 @@ class Programs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.started: list[Program] = []
-        first = next(_port_blocks)
-        self.ports = range(first, first + 20)
+        self.ports = claim_ports(self)
 
     @property
     def journal(self) -> Path:
@@ -122,6 +121,12 @@ class Programs:
         path = self.folder / "journal"
         path.mkdir(exist_ok=True)
         return path
+
+    def half_of_ports(self, number: int) -> str:
+        """Return the port range of the first or the second of two agents, which share none."""
+        half = len(self.ports) // 2
+        first = self.ports[0] + (number - 1) * half
+        return f"{first}-{first + half - 1}"
 
     def environment(self, settings: dict[str, object]) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("LLMGW_")}
@@ -264,6 +269,14 @@ class OnLog(Programs):
 
         await until(holds, deadline_seconds, what)
 
+    async def caught_up(self) -> None:
+        """Wait until all is folded that the log holds now.
+
+        A program that has ended has told the log; the test may hear of it later.
+        """
+        last = (await self.log.bounds()).last
+        await self.until_state(lambda state: state.sequence >= last, "the log is folded")
+
     async def until_ready(self, *replicas: str) -> None:
         """Wait until all parts of these replicas are ready."""
         await self.until_state(
@@ -288,8 +301,7 @@ class OnLog(Programs):
 
     async def assert_folds_the_same(self) -> None:
         """Fail when the log, read again from its beginning, gives another state."""
-        last = (await self.log.bounds()).last
-        await self.until_state(lambda state: state.sequence >= last, "the log is folded")
+        await self.caught_up()
         sequence, state = self.state.sequence, snapshot(self.state)
         assert snapshot(await fold_log(self.log, sequence)) == state
 

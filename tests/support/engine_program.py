@@ -26,7 +26,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+
+MEETING_SECONDS = 30.0
 
 _MARKS_OF_TESTS = ("CLUSTER_UNDER_TEST", "TEST_RUN_OF_LLMGW")
 
@@ -86,12 +89,24 @@ def _serve(port: int, options: dict[str, str]) -> None:
                 connection.sendall(f"{head}Connection: close\r\n\r\n".encode() + body)
 
 
+def _come_to(host: str, port: int) -> socket.socket:
+    """Reach the first part. It may be started later: as real engines do, ask again until then."""
+    deadline = time.monotonic() + MEETING_SECONDS
+    while True:
+        try:
+            return socket.create_connection((host, port), timeout=MEETING_SECONDS)
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            threading.Event().wait(0.02)
+
+
 def _join(address: str) -> None:
     """Meet the other parts, and end when one of them is gone."""
     part, parts = int(os.environ["LLMGW_PART"]), int(os.environ["LLMGW_PARTS"])
     host, _, port = address.rpartition(":")
     if part:
-        others = [socket.create_connection((host, int(port)), timeout=30)]
+        others = [_come_to(host, int(port))]
         others[0].settimeout(None)
     else:
         with socket.create_server((host, int(port))) as listener:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from blockbuster import BlockingError
 
 from llmgw import settings
-from tests.support import leftovers
+from tests.support import leftovers, ports
 from tests.support.wait import until, until_sync
 
 
@@ -33,6 +35,29 @@ def test_an_orphan_of_the_run_is_found_and_ended() -> None:
     until_sync(
         lambda: all(one.pid != pid for one in leftovers.leftovers(mark)), what="the orphan is gone"
     )
+
+
+class Owner:
+    """Somebody who needs ports."""
+
+
+def test_ports_are_their_owner_s_alone_in_every_process_until_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    owner: Owner | None = Owner()
+    own = ports.claim_ports(owner)
+    script = (
+        "import itertools; from tests.support import ports; "
+        f"ports._next = itertools.cycle([{own[0] - 1}, *ports._FIRSTS]); "
+        "owner = type('Owner', (), {})(); print(ports.claim_ports(owner)[0])"
+    )
+    others = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert int(others.stdout) not in own
+    monkeypatch.setattr(ports, "_next", itertools.repeat(own[0] - 1))
+    with pytest.raises(AssertionError, match="other tests have all the ports"):
+        ports.claim_ports(Owner())
+    owner = None
+    assert ports.claim_ports(Owner()) == own
 
 
 async def test_waiting_ends_with_the_first_true_value_and_says_what_never_came() -> None:
