@@ -9,7 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Sequence,
+)
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
 from llmgw import wire
@@ -86,12 +94,35 @@ async def fold_log(
     where the log begins later than the point that is asked for can be folded from.
     """
     bounds = await log.bounds()
+    _check_written(until, bounds)
+    if until is None and until_ns is not None and _is_worth_a_look(log, bounds):
+        until, until_ns = await first_stored(log, until_ns + 1) - 1, None
     most = None if until_ns is not None else bounds.last if until is None else until
     state = await foundation(log, bounds, most)
     start = state.sequence + 1
     async for batch in span(log, start=start, until=until, until_ns=until_ns, beyond=True):
         fold(state, batch)
     return state
+
+
+def _is_worth_a_look(log: Readable, bounds: Bounds) -> bool:
+    """Return whether a snapshot may spare so much that a time is first looked up."""
+    lost = max(bounds.first - 1, 0)
+    return hasattr(log, "snapshots") and (lost > 0 or bounds.last - lost > LONG_LOG)
+
+
+async def first_stored(log: Readable, since_ns: int, start: int = 1) -> int:
+    """Return the first sequence from `start` on that was stored at a time or later.
+
+    The one after the last if none was. An archive knows where to look; a live log is read.
+    """
+    dated: Callable[[int, int], Awaitable[int]] | None = getattr(log, "first_stored", None)
+    if dated is not None:
+        return await dated(since_ns, start)
+    async with aclosing(span(log, start=start, start_ns=since_ns, beyond=True)) as batches:
+        async for batch in batches:
+            return batch[0].sequence
+    return (await log.bounds()).last + 1
 
 
 async def foundation(log: Readable, bounds: Bounds, most: int | None = None) -> Cluster:
@@ -103,25 +134,37 @@ async def foundation(log: Readable, bounds: Bounds, most: int | None = None) -> 
     """
     lost = max(bounds.first - 1, 0)
     stored: Stored | None = getattr(log, "snapshots", None)
+    most = None if most is None else min(most, bounds.last)
     is_long = most is not None and most - lost > LONG_LOG
     if stored is not None and (lost or is_long):
         from llmgw.log.keeper import newest_for  # SQLite, which most who read a log never need
 
-        found = await newest_for(log, bounds, stored, most=most)
-        older = found if most is None else None
+        found = await newest_for(log, bounds, stored, most=lost if most is None else most)
+        older = await newest_for(log, bounds, stored) if found is None and most is None else None
         while older is not None:
             found = older
             older = await newest_for(log, bounds, stored, most=older.sequence - 1)
         if found is not None:
             return found.state
     if lost and (most is None or most > 0):
-        raise UsageError(
-            f"the log begins at sequence {bounds.first}: the records 1 to {lost} were moved into "
-            "an archive or lost, and no snapshot of this version stands for them up to "
-            f"{'its beginning' if most is None else most}. Name the archive that holds them with "
-            "--archive, beside the live log with --live"
-        )
+        raise _unfounded(log, bounds, lost, most)
     return Cluster()
+
+
+def _unfounded(log: Readable, bounds: Bounds, lost: int, most: int | None) -> UsageError:
+    """Return the error for a log that lost its beginning and has no state for it."""
+    upto = "its beginning" if most is None else most
+    path = getattr(log, "path", None)
+    if path is not None:
+        return UsageError(
+            f"{path} begins at sequence {bounds.first}, and holds no state of up to {upto} that "
+            "this version can use: name a later point, or export from an earlier one"
+        )
+    return UsageError(
+        f"the log begins at sequence {bounds.first}: the records 1 to {lost} were moved into "
+        "an archive or lost, and no snapshot of this version stands for them up to "
+        f"{upto}. Name the archive that holds them with --archive, beside the live log with --live"
+    )
 
 
 async def span(
@@ -141,13 +184,15 @@ async def span(
     a `start` with `beyond`: there is nothing then.
     """
     bounds = await log.bounds()
-    for sequence in (None if beyond else start, until):
-        if sequence is not None and sequence > bounds.last:
-            raise UsageError(
-                f"the log ends at sequence {bounds.last}; {sequence} has not been written"
-            )
+    _check_written(None if beyond else start, bounds)
+    _check_written(until, bounds)
     first = max(bounds.first, 1, start or 1)
     last = bounds.last if until is None else until
+    if hasattr(log, "first_stored"):
+        if start_ns is not None:
+            first, start_ns = await first_stored(log, start_ns, first), None
+        if until_ns is not None:
+            last, until_ns = min(last, await first_stored(log, until_ns + 1, first) - 1), None
     if last < first:
         return
     async for batch in log.follow(first, until=last):
@@ -162,6 +207,11 @@ async def span(
             if early:
                 yield early
             return
+
+
+def _check_written(sequence: int | None, bounds: Bounds) -> None:
+    if sequence is not None and sequence > bounds.last:
+        raise UsageError(f"the log ends at sequence {bounds.last}; {sequence} has not been written")
 
 
 def _from(batch: Sequence[Message], start_ns: int) -> Sequence[Message]:
@@ -183,8 +233,9 @@ async def verify_log(
 ) -> Verdict:
     """Decide again everything that the log's controllers decided, and return what came of it.
 
-    The log is followed twice at once, everything and what controllers wrote; memory does not grow
-    with its length. The points are those of `fold_log`.
+    No snapshot is used. Those of an archive are compared with what its records make: raises
+    `UsageError` where one is not that. The log is followed twice at once, everything and what
+    controllers wrote; memory does not grow with its length. The points are those of `fold_log`.
     """
     bounds = await log.bounds()
     if bounds.first > 1:
@@ -198,6 +249,7 @@ async def verify_log(
         async for batch in span(log, until_ns=until_ns):
             last = batch[-1].sequence
     verifier = Verifier()
+    kept = frozenset[int](getattr(getattr(log, "snapshots", None), "sequences", ()))
     following = _decoded(span(log, until=last))
     async for found in _rounds(verifier.rounds, log, cluster, last):
         while verifier.state.sequence < found.at and not verifier.done:
@@ -205,12 +257,32 @@ async def verify_log(
             if record is None:
                 break
             verifier.fold(record)
+            if record.sequence in kept:
+                await _compare(log, bounds, verifier.state)
         if verifier.done:
             break
         verifier.check(found)
     while not verifier.done and (record := await anext(following, None)) is not None:
         verifier.fold(record)
+        if record.sequence in kept:
+            await _compare(log, bounds, verifier.state)
     return verifier.verdict
+
+
+async def _compare(log: Readable, bounds: Bounds, state: Cluster) -> None:
+    """Raise `UsageError` where a snapshot of an archive would be used and is of another state."""
+    from llmgw.core.freezing import freeze
+    from llmgw.log.keeper import newest_for
+
+    at = state.sequence
+    stored: Stored = log.snapshots  # type: ignore[attr-defined]
+    found = await newest_for(log, bounds, stored, least=at, most=at)
+    if found is not None and freeze(found.state) != freeze(state):
+        raise UsageError(
+            f"the snapshot of sequence {at} is another state than the records up to there make: "
+            "what is shown of later sequences is not to be trusted. Write the archive anew: "
+            "`llmgw ctl export NEW --archive FILE` folds all records"
+        )
 
 
 async def _rounds(rounds: Rounds, log: Readable, cluster: str, last: int) -> AsyncIterator[Round]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,6 +78,8 @@ def export(
 async def _export(asked: Where, file: Path, span: Span, scrub: bool, force: bool) -> Contents:
     import time
 
+    from msgspec.structs import replace
+
     from llmgw import replay
     from llmgw.errors import LlmgwError
     from llmgw.log.archive import check_free, write_archive
@@ -94,50 +96,55 @@ async def _export(asked: Where, file: Path, span: Span, scrub: bool, force: bool
             span = span._replace(until=bounds.last)  # what is read twice shall be the same
         batches: AsyncIterator[Sequence[Message]] = replay.span(source.log, **span._asdict())
         state = await _state_before(source.log, span, scrub)
-        if state is None:
-            note("no state of before goes along, so the file is for reading: nothing can be folded")
+        begin = state.sequence if state is not None else 0
         if scrub:
             from llmgw.log.scrub import CLUSTER, scrubbed
 
             batches = scrubbed(batches, lambda: replay.span(source.log, **span._asdict()))
-        return await write_archive(
+        held = source.held
+        written = await write_archive(
             file,
             batches,
             cluster=CLUSTER if scrub else source.cluster,
-            log=bounds,
+            log=bounds if held is None else replace(bounds, first=held.log_first),
             now_ns=time.time_ns(),
             force=force,
-            scrubbed=scrub,
+            scrubbed=scrub or (held is not None and held.scrubbed),
             state=state,
         )
+    if state is None or begin > written.last:
+        note("no state of before goes along, so the file is for reading: nothing can be folded")
+    elif begin >= written.first:
+        note(f"the log lost its beginning: states follow from sequence {begin} on")
+    return written
 
 
 async def _state_before(log: Readable, span: Span, scrub: bool) -> Cluster | None:
     """Return the state before the first record of a span, or the first later one that there is.
 
-    Whose names are not replaced in a scrubbed file.
+    There is none for a scrubbed file, since the names in it are not replaced, nor where the log
+    lost its beginning or is damaged there, nor where this version cannot read all of it.
     """
     from llmgw import replay
     from llmgw.core.cluster import Cluster
     from llmgw.errors import UsageError
 
-    first = 1
-    async with aclosing(replay.span(log, **span._asdict())) as batches:
-        async for batch in batches:
-            first = batch[0].sequence
-            break
-    if first == 1:
-        return Cluster()
+    bounds = await log.bounds()
+    first = max(bounds.first, span.start or 1)
+    if span.start_ns is not None:
+        first = await replay.first_stored(log, span.start_ns, first)
+    if first == 1 or first > bounds.last:
+        return Cluster()  # in the second case there is nothing to export
     if scrub:
         return None
+    state = None
     try:
-        return await replay.fold_log(log, first - 1)
+        state = await replay.fold_log(log, first - 1)
     except UsageError:
-        pass  # the log lost its beginning
-    try:
-        return await replay.foundation(log, await log.bounds())
-    except UsageError:
-        return None
+        with suppress(UsageError):
+            if bounds.first > 1:
+                state = await replay.foundation(log, bounds)
+    return state if state is not None and state.needs_upgrade is None else None
 
 
 def _report(file: Path, held: Contents) -> dict[str, Any]:

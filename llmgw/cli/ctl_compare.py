@@ -92,7 +92,9 @@ async def _around(asked: Where, name: str, span: Span) -> Explanation:
 
     async with opened(asked) as source:
         bounds = await source.log.bounds()
-        base = await foundation(source.log, bounds, span.until if bounds.first > 1 else None)
+        base = await foundation(source.log, bounds)
+        if span.until is not None and span.until < base.sequence:
+            base = await foundation(source.log, bounds, span.until)  # or says what is missing
         if span.until_ns is not None and span.until_ns < base.time_ns:
             base = await foundation(source.log, bounds, bounds.first)  # or says what is missing
         say_what_is_gone(base.sequence)

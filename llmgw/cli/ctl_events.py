@@ -168,7 +168,8 @@ async def _rejected(
     if base.sequence >= bounds.first:
         note(
             f"what changed nothing up to {base.sequence} is not told: it follows from records that "
-            "were moved into an archive. Name that with --archive FILE --live"
+            "are not here. Name an archive that holds them with --archive, and the live log beside "
+            "it with --live"
         )
     since, until = base.sequence + 1, bounds.last
     later = records(source.log, start=since, until=until) if since <= until else None

@@ -77,9 +77,9 @@ async def _chain(log: Readable, sequence: int) -> Explanation | None:
     base = await foundation(log, bounds)
     if sequence <= base.sequence:
         raise UsageError(
-            f"of record {sequence} nothing is known but itself: the log lost its beginning to an "
-            f"archive, and the oldest snapshot is of {base.sequence}. Name the archive with "
-            "--archive FILE --live"
+            f"of record {sequence} nothing is known but itself: the oldest state here is of "
+            f"{base.sequence}. Name an archive that holds what was before with --archive, and the "
+            "live log beside it with --live"
         )
     chain = Chain(sequence, base)
     async for record in records(log, start=base.sequence + 1, until=bounds.last):
@@ -93,8 +93,8 @@ def say_what_is_gone(sequence: int) -> None:
     """Say up to where nothing is told, if the log lost its beginning."""
     if sequence:
         note(
-            f"what was up to sequence {sequence} is not told: the log lost its beginning to an "
-            "archive. Name that with --archive FILE --live"
+            f"what was up to sequence {sequence} is not told: what is read here begins after it. "
+            "Name an archive that holds it with --archive, and the live log beside it with --live"
         )
 
 

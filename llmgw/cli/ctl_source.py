@@ -15,7 +15,7 @@ from llmgw.errors import UsageError
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from llmgw.log.archive import Archive
+    from llmgw.log.archive import Archive, Contents
     from llmgw.log.jetstream import JetStreamLog
     from llmgw.replay import Readable
     from llmgw.settings import Settings
@@ -44,11 +44,15 @@ class Where(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A log that can be read. `live` is the one on a server, where that is read too."""
+    """A log that can be read. `live` is the one on a server, where that is read too.
+
+    `held` is what the archive holds, where one is read.
+    """
 
     log: Readable
     cluster: str
     live: JetStreamLog | None
+    held: Contents | None = None
 
 
 class Span(NamedTuple):
@@ -91,18 +95,21 @@ async def opened(asked: Where, *, whole: bool = True) -> AsyncIterator[Source]:
             yield Source(log, asked.settings.cluster, log)
     elif asked.archive is not None:
         async with _archive(asked.archive, whole) as archive:
-            cluster = archive.contents.cluster
+            held = archive.contents
             if asked.settings is None:
-                yield Source(archive, cluster, None)
+                yield Source(archive, held.cluster, None, held)
             else:
                 async with open_log(asked.settings) as log:
-                    yield Source(await _joined(archive, log, asked.settings), cluster, log)
+                    joined = await _joined(archive, log, asked.settings)
+                    yield Source(joined, held.cluster, log, held)
 
 
 @asynccontextmanager
 async def _archive(path: Path, whole: bool) -> AsyncIterator[Archive]:
+    from llmgw import logs
     from llmgw.log.archive import open_archive
 
+    logs.configure("warning", as_json=False)  # of snapshots that are passed over
     async with open_archive(path) as archive:
         held = archive.contents
         if whole and held.first > max(held.log_first, 1) and not archive.snapshots:

@@ -4,7 +4,8 @@ An archive is a SQLite file. `chunks` holds what the log held, a few thousand re
 `llmgw.log.chunks`); `subjects` the names that they refer to, with the last sequence of each;
 `meta` what it is, and a SHA-256 over the msgpack encoding of the rows of all three, of chunks
 without their blobs: `[[[name, value]…], [[id, subject, last]…], [[first, last, sha256]…]]`.
-`snapshots` are there in long ones (see `llmgw.log.carried`); older versions pass them over.
+`snapshots` are there in long ones (see `llmgw.log.carried`), and among `meta` `latest_ns`, the
+latest time in each chunk, as msgpack. Older versions pass both over.
 
 What describes the file is checked when it is opened, and every chunk before any record of it is
 handed out: a damaged file gives what is whole before the damage, and then says what is wrong.
@@ -19,9 +20,9 @@ import os
 import re
 import secrets
 import sqlite3
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,6 +56,16 @@ _OLDEST_FORMAT = 1
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
 _TOTAL = "total_sha256"
+_LATEST = "latest_ns"
+
+MOST_BLOB_BYTES = 64 * 1024 * 1024
+"""No chunk and no snapshot is that long, and nothing longer is read: anybody may make a file."""
+
+_IS_A_TABLE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'snapshots'"
+_SNAPSHOTS = (
+    "SELECT DISTINCT sequence FROM snapshots "
+    "WHERE typeof(sequence) = 'integer' AND sequence BETWEEN ? AND ?"
+)
 
 _TABLES = f"""
 PRAGMA application_id = {APPLICATION_ID};
@@ -200,6 +211,7 @@ class _Writer:
         self._subjects: dict[str, int] = {}
         self._newest: dict[int, int] = {}
         self._chunks: list[_Chunk] = []
+        self._latest: list[int] = []
         self._times: list[int] = []
         self._numbers: list[int] = []
         self._payloads: list[bytes] = []
@@ -210,10 +222,8 @@ class _Writer:
     async def add(self, messages: Sequence[Message]) -> None:
         """Take messages that go on where the last ones ended."""
         if self._carrier is not None and self._first is None:
-            if self._carrier.leads_to(messages[0].sequence):
-                await self._carry(await self._carrier.begin())
-            else:
-                self._carrier = None
+            leads = self._carrier.leads_to(messages[0].sequence)
+            self._carrier = self._carrier if leads else None
         ids = self._subjects
         for message in messages:
             number = ids.get(message.subject)
@@ -250,6 +260,7 @@ class _Writer:
         chunk = _Chunk(last - len(columns[0]) + 1, last, checksum)
         await self._database.execute("INSERT INTO chunks VALUES (?, ?, ?, ?)", (*chunk, body))
         self._chunks.append(chunk)
+        self._latest.append(max(columns[0]))
 
     async def finish(self, cluster: str, log: Bounds, now_ns: int, scrubbed: bool) -> Contents:
         """Write what describes the records, and commit."""
@@ -271,7 +282,8 @@ class _Writer:
             llmgw_version=__version__,
             scrubbed=scrubbed,
         )
-        told = sorted(msgspec.structs.asdict(contents).items())
+        latest = msgspec.msgpack.encode(self._latest)
+        told = sorted([*msgspec.structs.asdict(contents).items(), (_LATEST, latest)])
         # SQLite knows no booleans.
         meta = [(name, int(v) if isinstance(v, bool) else v) for name, v in told]
         subjects = [(number, name, self._newest[number]) for name, number in self._subjects.items()]
@@ -292,7 +304,7 @@ class Archive:
     """
 
     def __init__(self, path: Path, header: _Header, database: sqlite3.Connection) -> None:
-        self._path = path
+        self.path = path
         self._header = header
         self._database = database
         # One thread: SQLite is asked one thing at a time, and meanwhile what it gave is looked at.
@@ -300,6 +312,7 @@ class Archive:
         self._subjects: dict[int, str] = {}
         self._newest: dict[str, int] = {}
         self._chunks: list[_Chunk] = []
+        self._latest: list[int] | None = None
         self._contents: Contents | None = None
         self.snapshots = carried.Carried(self._snapshot, (), str(path))
         """Those that can be used; none where another version wrote the file."""
@@ -308,7 +321,7 @@ class Archive:
     def contents(self) -> Contents:
         """What the archive holds."""
         if self._contents is None:
-            raise LlmgwError(f"{self._path} is not open")
+            raise LlmgwError(f"{self.path} is not open")
         return self._contents
 
     async def describe(self) -> None:
@@ -319,6 +332,8 @@ class Archive:
             chunks = await self._fetch("SELECT first, last, sha256 FROM chunks ORDER BY first")
             total = stored.pop(_TOTAL, None)
             matches = total == sha256([sorted(stored.items()), subjects, chunks])
+            latest = stored.pop(_LATEST, None)
+            times = None if latest is None else msgspec.msgpack.decode(latest, type=list[int])
             contents = msgspec.convert(stored, Contents, strict=False)
         except (sqlite3.Error, msgspec.ValidationError, TypeError, ValueError) as error:
             raise self._damaged(
@@ -330,10 +345,13 @@ class Archive:
         self._subjects = {number: subject for number, subject, _ in subjects}
         self._newest = {subject: last for _, subject, last in subjects}
         self._chunks = [_Chunk(*chunk) for chunk in chunks]
-        if contents.llmgw_version == __version__:
-            kept = await self._or_nothing("SELECT sequence FROM snapshots")
+        self._latest = times if times is not None and len(times) == len(chunks) else None
+        # A view by that name may never come to an end.
+        if contents.llmgw_version == __version__ and await self._or_nothing(_IS_A_TABLE):
+            least = max(contents.first - 1, 1)
+            kept = await self._or_nothing(_SNAPSHOTS, least, contents.last)
             places = [sequence for (sequence,) in kept]
-            self.snapshots = carried.Carried(self._snapshot, places, str(self._path))
+            self.snapshots = carried.Carried(self._snapshot, places, str(self.path))
 
     async def _snapshot(self, sequence: int) -> bytes:
         query = "SELECT CAST(snapshot AS BLOB) FROM snapshots WHERE sequence = ?"
@@ -344,7 +362,7 @@ class Archive:
         """Ask about snapshots. Files of before had none, and nobody depends on them."""
         try:
             return await self._fetch(query, *values)
-        except sqlite3.Error:
+        except (sqlite3.Error, OverflowError):
             return []
 
     async def follow(
@@ -354,11 +372,13 @@ class Archive:
         held = self.contents
         end = held.last if until is None else until
         if held.last < start - 1:
-            raise LogRewound(f"{self._path} ends at sequence {held.last}, before {start - 1}")
+            raise LogRewound(f"{self.path} ends at sequence {held.last}, before {start - 1}")
         if start < held.first and start <= end:
-            raise _missing(str(self._path), start, held.first - 1)
+            raise _missing(str(self.path), start, held.first - 1)
         chosen = self._chosen(subjects)
-        async for chunk, batch in self._whole_chunks(start, end if chosen or not subjects else 0):
+        wanted = self._chunks if chosen or not subjects else []
+        chunks = [c for c in wanted if c.last >= start and c.first <= end]
+        async for chunk, batch in self._whole(chunks):
             if chunk.first < start or chunk.last > end:
                 batch = [message for message in batch if start <= message.sequence <= end]
             if subjects:
@@ -366,11 +386,10 @@ class Archive:
             if batch:
                 yield batch
 
-    async def _whole_chunks(
-        self, start: int, end: int
-    ) -> AsyncIterator[tuple[_Chunk, list[Message]]]:
-        """Yield the chunks between two sequences; the next one is read while one is looked at."""
-        chunks = [c for c in self._chunks if c.last >= start and c.first <= end]
+    async def _whole(
+        self, chunks: Sequence[_Chunk]
+    ) -> AsyncGenerator[tuple[_Chunk, list[Message]], None]:
+        """Yield chunks with what is in them; the next one is read while one is looked at."""
         reading: asyncio.Future[list[Message]] | None = None
         try:
             for place, chunk in enumerate(chunks):
@@ -382,6 +401,22 @@ class Archive:
             if reading is not None:
                 await asyncio.wait([reading])
                 reading.cancelled() or reading.exception()
+
+    async def first_stored(self, since_ns: int, start: int = 1) -> int:
+        """Return the first sequence from `start` on that was stored at a time or later.
+
+        The one after the last if none was. Only chunks that have such a time are read; in files of
+        before, which do not say what times are in which, all are.
+        """
+        latest = self._latest or [since_ns] * len(self._chunks)
+        pairs = zip(self._chunks, latest, strict=True)
+        chunks = [c for c, most_ns in pairs if c.last >= start and most_ns >= since_ns]
+        async with aclosing(self._whole(chunks)) as read:
+            async for _, batch in read:
+                for message in batch:
+                    if message.sequence >= start and message.time_ns >= since_ns:
+                        return message.sequence
+        return self.contents.last + 1
 
     async def last(self, subject: str) -> Message | None:
         """Return the newest message whose subject matches the filter, or `None`."""
@@ -446,7 +481,7 @@ class Archive:
         if whole_until and whole_until >= self.contents.first:
             before = f". What comes before is whole: replay it with --to {whole_until}"
         return UsageError(
-            f"{self._path} is damaged: {what}{self._header.cut}{before}. "
+            f"{self.path} is damaged: {what}{self._header.cut}{before}. "
             "Export it again, or take another copy"
         )
 
@@ -465,6 +500,7 @@ async def open_archive(path: Path) -> AsyncIterator[Archive]:
         )
     except sqlite3.Error as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BLOB_BYTES)
     archive = Archive(path, header, database)
     try:
         await archive.describe()

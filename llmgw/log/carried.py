@@ -23,6 +23,9 @@ EVERY_RECORDS = 50_000
 LEAST_RECORDS = 10_000
 """There is one at the end of the file, too, unless the last one is so near."""
 
+MOST_STATE_BYTES = 1 << 28
+"""A state of ten thousand nodes takes less. Anybody may make a file that unpacks to more."""
+
 TABLE = """
 CREATE TABLE snapshots (sequence INTEGER PRIMARY KEY, snapshot BLOB NOT NULL);
 """
@@ -40,25 +43,30 @@ class Carrier:
         self._state = state
         self._log_created_ns = log_created_ns
         self._kept = 0
+        self._begun = state.sequence == 0
 
     def leads_to(self, first: int) -> bool:
         """Return whether no record is missing between the state and the first one written."""
         return first <= self._state.sequence + 1
 
-    async def begin(self) -> tuple[int, bytes] | None:
-        """Return the snapshot that stands for what is not in the file, if there was anything."""
-        return await self._snapshot() if self._state.sequence else None
-
     async def follow(self, messages: Sequence[Message]) -> tuple[int, bytes] | None:
-        """Fold what was written, and return a snapshot if one is due."""
+        """Fold what was written, and return a snapshot if one is due.
+
+        The first one stands for what is not in the file, if there was anything. A state that is
+        of later than the file's end stands for none of it.
+        """
         state = self._state
+        if messages[-1].sequence < state.sequence:
+            return None
+        found = None if self._begun else await self._snapshot()
+        self._begun = True
         fold(state, [m for m in messages if m.sequence > state.sequence])
         is_due = state.sequence - self._kept >= EVERY_RECORDS
-        return await self._snapshot() if is_due else None
+        return await self._snapshot() if found is None and is_due else found
 
     async def end(self) -> tuple[int, bytes] | None:
         """Return the snapshot of the end, if one is due."""
-        is_due = self._state.sequence - self._kept >= LEAST_RECORDS
+        is_due = self._begun and self._state.sequence - self._kept >= LEAST_RECORDS
         return await self._snapshot() if is_due else None
 
     async def _snapshot(self) -> tuple[int, bytes] | None:
@@ -75,19 +83,22 @@ class Carried:
 
     def __init__(self, fetch: Fetch, sequences: Sequence[int], where: str) -> None:
         self._fetch = fetch
-        self._sequences = sorted(sequences, reverse=True)
         self._where = where
+        self.sequences = sorted(sequences, reverse=True)
+        """Where they are, the newest first."""
 
     def __len__(self) -> int:
         """How many there are."""
-        return len(self._sequences)
+        return len(self.sequences)
 
     async def newest(self, wanted: Wanted) -> Snapshot | None:
         """Return the newest that can be used; see `Snapshots.newest`."""
-        for sequence in self._sequences:
+        for sequence in self.sequences:
             if wanted.least_sequence <= sequence <= wanted.most_sequence:
                 found = [(sequence, await self._fetch(sequence))]
-                usable = await asyncio.to_thread(first_usable, found, wanted, self._where)
+                usable = await asyncio.to_thread(
+                    first_usable, found, wanted, self._where, MOST_STATE_BYTES
+                )
                 if usable is not None:
                     return usable
         return None

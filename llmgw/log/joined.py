@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from llmgw.errors import UsageError
+import structlog
+
+from llmgw.errors import LlmgwError, UsageError
 from llmgw.log.archive import Archive
 from llmgw.log.base import Bounds, Log, Message
 from llmgw.log.snapshots import Snapshot, Stored, Wanted
+from llmgw.replay import first_stored
+
+_log = structlog.get_logger(__name__)
 
 
 class _Either:
@@ -20,11 +25,16 @@ class _Either:
     def __init__(self, archive: Archive, log: Log) -> None:
         stored: Stored | None = getattr(log, "snapshots", None)
         self._places = (archive.snapshots,) if stored is None else (stored, archive.snapshots)
+        self.sequences = archive.snapshots.sequences
 
     async def newest(self, wanted: Wanted) -> Snapshot | None:
         """Return the newest that can be used; see `Stored`."""
         for place in self._places:
-            found = await place.newest(wanted)
+            try:
+                found = await place.newest(wanted)
+            except LlmgwError as error:  # who may read a log may not be allowed to read those
+                _log.warning("snapshots_unreadable", where="the log's server", reason=str(error))
+                continue
             if found is not None:
                 return found
         return None
@@ -52,6 +62,14 @@ class Joined:
             async for batch in self._log.follow(begin, subjects=subjects, until=until):
                 yield batch
 
+    async def first_stored(self, since_ns: int, start: int = 1) -> int:
+        """Return the first sequence that was stored at a time or later; see `Archive`."""
+        last = self._archive.contents.last
+        found = await self._archive.first_stored(since_ns, start)
+        if found <= last:
+            return found
+        return await first_stored(self._log, since_ns, max(start, last + 1))
+
     async def bounds(self) -> Bounds:
         """Return the archive's first and the log's last sequence."""
         now = await self._log.bounds()
@@ -66,6 +84,11 @@ async def join(archive: Archive, log: Log) -> Joined:
         raise UsageError(
             "the archive is of another log than the live one, which was wiped, replaced or "
             "imported since: they cannot be read as one"
+        )
+    if held.scrubbed:
+        raise UsageError(
+            "the archive is scrubbed: its names are not those of the live log, so they cannot be "
+            "read as one"
         )
     if now.first > held.last + 1:
         raise UsageError(

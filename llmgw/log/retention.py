@@ -82,6 +82,11 @@ async def move(
             f"the log begins at sequence {bounds.first}: name the archive that holds what was "
             "before with --archive, so that the new one holds all"
         )
+    if older is not None and older.contents.first > 1:
+        raise UsageError(
+            f"{older.path} begins at sequence {older.contents.first}: name the archive that holds "
+            "the log from its first record on, so that the new one holds all"
+        )
     last = await _last_before(log, bounds, before_ns)
     if now_ns - before_ns < least_age_seconds * _SECOND_NS:
         raise UsageError(

@@ -108,8 +108,13 @@ def compressed(frozen: bytes, sequence: int, log_created_ns: int) -> bytes:
     return msgspec.msgpack.encode(_Stored(*known, _checksum(known, body), body))
 
 
-def decode(encoded: bytes, wanted: Wanted | None = None) -> Snapshot:
-    """Return a stored snapshot. Raises `BadSnapshot` when it is not whole, or not `wanted`."""
+def decode(
+    encoded: bytes, wanted: Wanted | None = None, most_bytes: int = MOST_STATE_BYTES
+) -> Snapshot:
+    """Return a stored snapshot. Raises `BadSnapshot` when it is not whole, or not `wanted`.
+
+    No more than `most_bytes` of a state are unpacked: what is longer cannot be read.
+    """
     try:
         stored = msgspec.msgpack.decode(encoded, type=_Stored)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -123,7 +128,7 @@ def decode(encoded: bytes, wanted: Wanted | None = None) -> Snapshot:
         raise BadSnapshot(f"{'a newer' if newer else 'another'} version of llmgw made it")
     if wanted is not None:
         _check_wanted(stored.log_created_ns, stored.sequence, wanted)
-    return Snapshot(stored.log_created_ns, _restored(stored))
+    return Snapshot(stored.log_created_ns, _restored(stored, most_bytes))
 
 
 def _check_wanted(log_created_ns: int, sequence: int, wanted: Wanted) -> None:
@@ -137,10 +142,12 @@ def _check_wanted(log_created_ns: int, sequence: int, wanted: Wanted) -> None:
         )
 
 
-def _restored(stored: _Stored) -> Cluster:
+def _restored(stored: _Stored, most_bytes: int) -> Cluster:
     try:
         reader = zlib.decompressobj()
-        frozen = reader.decompress(stored.state, MOST_STATE_BYTES)
+        frozen = reader.decompress(stored.state, most_bytes)
+        if reader.unconsumed_tail:
+            raise BadSnapshot(f"its state is longer than {most_bytes >> 20} MiB")
         state = thaw(frozen)
     except (zlib.error, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BadSnapshot(f"its state cannot be read ({error})") from error
@@ -153,13 +160,18 @@ def _checksum(about: tuple[object, ...], body: bytes) -> bytes:
     return hashlib.sha256(msgspec.msgpack.encode(about) + body).digest()
 
 
-def first_usable(found: Iterable[tuple[int, bytes]], wanted: Wanted, where: str) -> Snapshot | None:
+def first_usable(
+    found: Iterable[tuple[int, bytes]],
+    wanted: Wanted,
+    where: str,
+    most_bytes: int = MOST_STATE_BYTES,
+) -> Snapshot | None:
     """Return the first of some stored snapshots that can be used; tell of each that cannot."""
     for sequence, encoded in found:
         if not wanted.least_sequence <= sequence <= wanted.most_sequence:
             continue  # as good as any, and not what is asked for
         try:
-            return decode(encoded, wanted)
+            return decode(encoded, wanted, most_bytes)
         except BadSnapshot as error:
             _log.warning("snapshot_discarded", where=where, sequence=sequence, reason=str(error))
     return None

@@ -1,6 +1,7 @@
 """A log as a line in time on which one can step: the state at any sequence, forth and back.
 
-Stepping back folds again from the nearest checkpoint, a frozen state in memory. Checkpoints are
+Stepping back folds again from the nearest checkpoint, a frozen state in memory, and where all are
+far away from the nearest snapshot of the log. Checkpoints are
 spaced evenly over what was seen of the log, and closely before the point that was asked for
 last; there are never more than a fixed number of them, so a long log takes no more memory than a
 short one. Used by `ctl replay --watch`, `--diff` and `--what-if`. `first_after` goes along a log
@@ -24,7 +25,7 @@ from llmgw.core.records import Record
 from llmgw.errors import UsageError
 from llmgw.folding import fold
 from llmgw.log.base import Message
-from llmgw.replay import Readable, fold_log, foundation, span
+from llmgw.replay import LONG_LOG, Readable, fold_log, foundation, span
 
 MOST_CHECKPOINTS = 24
 FIRST_SPACING = 256
@@ -59,7 +60,7 @@ class Timeline:
         """
         self._check(sequence)
         if sequence != self._state.sequence:
-            self._go_back_before(sequence)
+            await self._start_before(sequence)
             async for batch in self._following(self._state.sequence + 1, sequence):
                 fold(self._state, batch)
                 self._keep(sequence)
@@ -87,13 +88,17 @@ class Timeline:
         if sequence < self.first:
             raise UsageError(f"the log can be folded from sequence {self.first} on")
 
-    def _go_back_before(self, sequence: int) -> None:
-        """Take up the nearest state at or before a sequence."""
+    async def _start_before(self, sequence: int) -> None:
+        """Take up the nearest state at or before a sequence; far from all, one of the log's."""
         places = sorted({**self._spread, **self._close})
         nearest = places[bisect_right(places, sequence) - 1]
         if not nearest <= self._state.sequence <= sequence:
             frozen = self._close.get(nearest) or self._spread[nearest]
             self._state = thaw(frozen)
+        if sequence - self._state.sequence > LONG_LOG:
+            found = await foundation(self._log, await self._log.bounds(), sequence)
+            if found.sequence > self._state.sequence:
+                self._state = found
 
     async def _following(self, start: int, end: int) -> AsyncIterator[Sequence[Message]]:
         """Yield the records between two points, cut where a checkpoint is due."""

@@ -117,6 +117,61 @@ class TestExport:
             assert (done.code, done.out) == (2, "")
             assert "begins at sequence 4" in done.err
 
+    def test_a_part_says_what_it_can_show_when_asked_for_more(
+        self, told: Ctl, llmgw: Program
+    ) -> None:
+        assert told("export", "part.llmgw", "--from", "4", "--to", "6").code == 0
+        done = llmgw("ctl", "replay", "--to", "2", "--archive", "part.llmgw")
+        assert "part.llmgw begins at sequence 4, and holds no state of up to 2" in done.err
+        assert "--live" not in done.err
+        done = llmgw("ctl", "explain", "n1", "--archive", "part.llmgw")
+        assert "what was up to sequence 3 is not told" in done.err
+        assert "lost" not in done.err
+
+    def test_a_copy_says_what_the_copied_one_said(
+        self, told: Ctl, llmgw: Program, tmp_path: Path
+    ) -> None:
+        """A part stays a part, and what is scrubbed stays scrubbed."""
+        assert told("export", "part.llmgw", "--from", "4").code == 0
+        assert told("export", "clean.llmgw", "--scrub").code == 0
+        for name, scrubbed in (("part", False), ("clean", True)):
+            done = llmgw("ctl", "export", "copy.llmgw", "--archive", f"{name}.llmgw", "--force")
+            assert done.code == 0
+            assert "for reading" not in done.err
+            with closing(sqlite3.connect(tmp_path / "copy.llmgw")) as database:
+                copied = dict(database.execute("SELECT name, value FROM meta"))
+            assert (copied["log_first"], bool(copied["scrubbed"])) == (1, scrubbed)
+            words = ("replay", "--view", "nodes", "-o", "json")
+            shown = [llmgw("ctl", *words, "--archive", f"{n}.llmgw") for n in ("copy", name)]
+            assert data(shown[0]) == data(shown[1])
+
+    def test_a_part_after_damage_is_for_reading(
+        self, llmgw: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """No state leads there, so none goes along, and that is said."""
+        monkeypatch.setattr("llmgw.log.archive.CHUNK_RECORDS", 3)
+        path = tmp_path / "log.llmgw"
+        write(path, story().log)
+        with closing(sqlite3.connect(path)) as database:
+            database.execute("UPDATE chunks SET body = x'00' WHERE first = 1")
+            database.commit()
+        done = llmgw("ctl", "export", "rest.llmgw", "--archive", "log.llmgw", "--from", "4")
+        assert done.code == 0, done.err
+        assert "no state of before goes along" in done.err
+        done = llmgw("ctl", "events", "--archive", "rest.llmgw", "-o", "json")
+        assert data(done)[0]["sequence"] == 4  # type: ignore[index]
+
+    def test_what_is_wrong_with_a_snapshot_is_no_data(
+        self, told: Ctl, llmgw: Program, tmp_path: Path
+    ) -> None:
+        assert told("export", "part.llmgw", "--from", "4").code == 0
+        with closing(sqlite3.connect(tmp_path / "part.llmgw")) as database:
+            database.execute("UPDATE snapshots SET snapshot = x'00'")
+            database.commit()
+        done = llmgw("ctl", "replay", "--archive", "part.llmgw", "-o", "json")
+        assert (done.code, done.out) == (2, "")
+        assert "snapshot_discarded" in done.err
+
     def test_a_scrubbed_part_is_for_reading(self, told: Ctl, llmgw: Program) -> None:
         done = told("export", "part.llmgw", "--scrub", "--from", "4", "--to", "6")
         assert done.code == 0
