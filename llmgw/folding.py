@@ -9,8 +9,7 @@ replay fold with this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
 import msgspec
@@ -137,9 +136,9 @@ def _decision(kind: type[Any]) -> Change:
 
     def change(state: Cluster, _node: str, envelope: Any) -> bool:  # noqa: ANN401
         body = envelope.data
+        state.last_controller_sequence = state.sequence
         if body.term != state.term or check(state, body) is not None:
             return False
-        state.last_controller_sequence = state.sequence
         handle(state, body)
         return True
 
@@ -162,10 +161,10 @@ def _wish(state: Cluster, _node: str, envelope: Any) -> bool:  # noqa: ANN401
 _PLANS = _Plans()
 
 
-def fold(state: Cluster, messages: Iterable[Stored]) -> None:
+def fold(state: Cluster, messages: Sequence[Stored]) -> None:
     """Fold messages of a log, in their order, into `state`. Never raises: see `core.mistakes`."""
-    following = iter(messages)
-    while some := tuple(islice(following, READ_AT_ONCE)):
+    for begin in range(0, len(messages), READ_AT_ONCE):
+        some = messages[begin : begin + READ_AT_ONCE]
         plans = [_PLANS[message.subject] for message in some]
         found = zip(some, plans, _read(some, plans), strict=True)
         while True:
@@ -177,7 +176,7 @@ def fold(state: Cluster, messages: Iterable[Stored]) -> None:
                 break
 
 
-def _read(messages: Iterable[Stored], plans: Iterable[_Plan]) -> list[Any]:
+def _read(messages: Sequence[Stored], plans: Sequence[_Plan]) -> list[Any]:
     """Return the envelopes of messages; `None` where one cannot be read in the short way."""
     envelopes: list[Any] = []
     for message, plan in zip(messages, plans, strict=True):

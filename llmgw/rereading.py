@@ -165,7 +165,7 @@ class Inventories:
         if last is not None and plain and told == last[0]:
             return replace(self._read(head + _OTHER_INVENTORY), data=last[1])
         envelope = _read_whole(self._read, payload)
-        if (
+        if (  # a short one may nest deep: in a message no longer than that nobody looks
             plain
             and SHALLOW_BYTES < len(told) <= MOST_REMEMBERED_BYTES
             and told.endswith(_END_OF_INVENTORY)

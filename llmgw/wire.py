@@ -372,11 +372,12 @@ def _reread(
         return _unread(sequence, time_ns, route, Unreadable(subject, why))
     if forged := _forged(envelope, route):
         return _unread(sequence, time_ns, route, Unreadable(subject, forged))
-    body: Body = Unreadable(subject, why)
     if envelope.dataversion > route.version:
-        body = NewerVersion(route.wire, envelope.dataversion)
+        body: Body = NewerVersion(route.wire, envelope.dataversion)
     elif envelope.dataversion < route.version:
         body = _upcasted(subject, route, envelope)
+    else:
+        body = _last_told(subject, route, envelope, why)
     return _unread(sequence, time_ns, route, body, envelope.session, envelope.number)
 
 
@@ -389,6 +390,19 @@ def _upcasted(subject: str, route: Route, envelope: _AnyIncoming) -> Body:
         body: Body = msgspec.convert(data, _KNOWN[route.wire])
     except _UPCASTING as error:
         return Unreadable(subject, _one_line(error))
+    return body
+
+
+def _last_told(subject: str, route: Route, envelope: _AnyIncoming, why: str) -> Body:
+    """Read the data once more, or say why it cannot be read.
+
+    Of a key that is there twice the last value counts, as with most readers of JSON, also where
+    the first is none: `llmgw.rereading` looks at the last one only.
+    """
+    try:
+        body: Body = msgspec.convert(envelope.data, _KNOWN[route.wire])
+    except UNDECODABLE:
+        return Unreadable(subject, why)
     return body
 
 

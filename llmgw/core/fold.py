@@ -150,7 +150,9 @@ def _node_stopped(state: Cluster, node: Node, body: e.NodeStopped) -> None:
 
 def _node_inventory(state: Cluster, node: Node, body: e.NodeInventoryTaken) -> None:
     inventory = body.inventory
-    if inventory is node.inventory or inventory == node.inventory:  # so it mostly is
+    # An equal one may still be written otherwise; and one that gives two devices a number, of which
+    # only the last counts, moves what is placed each time that it is told.
+    if inventory is node.inventory and len(inventory.devices) == len(node.devices):
         if node.unreadable is not None:
             node.unreadable = None
             touch(state, node)
@@ -322,8 +324,6 @@ def _catalog_accepted(state: Cluster, body: e.CatalogAccepted) -> None:
 
 
 def _model(entry: Entry, before: Model | None) -> Model:
-    if before is not None and before.entry == entry:
-        return before
     one = unit(entry)
     if before is None:
         return Model(entry, one)

@@ -31,6 +31,10 @@ def deep(depth: int) -> bytes:
     return b'"x":' + b"[" * depth + b"]" * depth + b","
 
 
+def deep_objects(depth: int) -> bytes:
+    return b'"x":' + b'{"a":' * depth + b"1" + b"}" * depth + b","
+
+
 def with_spaces(payload: bytes) -> bytes:
     return json.dumps(json.loads(payload), indent=1).encode()
 
@@ -65,10 +69,11 @@ CHANGES: dict[str, Change] = {
     "a long head": lambda p: p.replace(b'"id":"', b'"id":"' + b"i" * 2_000, 1),
     "a huge head": lambda p: p.replace(b'"id":"', b'"id":"' + b"i" * wire.MAX_PAYLOAD_BYTES, 1),
     "a deep head": lambda p: p.replace(b'"id":', deep(40) + b'"id":', 1),
+    "a deep head of objects": lambda p: p.replace(b'"id":', deep_objects(40) + b'"id":', 1),
     "a head that is not too deep": lambda p: p.replace(b'"id":', deep(20) + b'"id":', 1),
     "deep inside": lambda p: p.replace(b'{"replica":', b"{" + deep(40) + b'"replica":', 1),
-    "one level too deep inside": lambda p: p.replace(b'],"grants"', b"]," + deep(29) + b'"grants"'),
-    "as deep as can be inside": lambda p: p.replace(b'],"grants"', b"]," + deep(28) + b'"grants"'),
+    "one level too deep inside": lambda p: p.replace(b'],"grants"', b"]," + deep(30) + b'"grants"'),
+    "as deep as can be inside": lambda p: p.replace(b'],"grants"', b"]," + deep(29) + b'"grants"'),
     "a name that is none": lambda p: p.replace(b'{"replica":"r', b'{"replica":"r r', 1),
     "a number that is none": lambda p: p.replace(b'"gpus":2', b'"gpus":"2"'),
     "what parts the list in a string": lambda p: p.replace(
@@ -127,22 +132,53 @@ def test_a_reader_takes_nothing_for_valid_that_is_not(kind: str, change: str) ->
         assert read == whole
 
 
-@pytest.mark.parametrize("kind", OFTEN)
-def test_what_is_said_again_is_not_read_again(kind: str) -> None:
-    """A decoder that is asked for less than the message has is the proof."""
+def shares_read(kind: str, payload: bytes) -> list[float]:
+    """Read a message twice, and return how much of it the decoder was asked for each time."""
     first, *_ = of(kind)
     route = wire.route_of(first.subject)
     assert route is not None
     assert route.decode is not None
-    lengths: list[int] = []
+    decode, lengths = route.decode, []
 
-    def read(payload: bytes) -> object:
-        lengths.append(len(payload))
-        assert route is not None
-        assert route.decode is not None
-        return route.decode(payload)
+    def read(asked: bytes) -> object:
+        lengths.append(len(asked))
+        return decode(asked)
 
     reader = READERS[kind](read)
-    reader.read(first.payload)
-    reader.read(first.payload)
-    assert lengths[1] < len(first.payload) / 2
+    reader.read(payload)
+    reader.read(payload)
+    return [length / len(payload) for length in lengths]
+
+
+@pytest.mark.parametrize("kind", OFTEN)
+def test_what_is_said_again_is_not_read_again(kind: str) -> None:
+    first, *_ = of(kind)
+    assert shares_read(kind, first.payload)[1] < 0.5
+
+
+@pytest.mark.parametrize("kind", OFTEN)
+def test_what_is_long_is_not_remembered(kind: str) -> None:
+    first, *_ = of(kind)
+    key = b'"generation":' if kind == "assignments.set" else b'"backend":'
+    long = first.payload.replace(key, b'"x":"' + b"x" * MOST_REMEMBERED_BYTES + b'",' + key, 1)
+    assert shares_read(kind, long) == [1, 1]
+
+
+def test_what_nobody_looked_into_because_it_was_short_is_looked_into_in_a_longer_message() -> None:
+    """A short message may nest deep. The same in a longer one may not, whatever was read before."""
+    first, *_ = of("node.inventory")
+    head, _, _ = first.payload.partition(b',"data":')
+    data = b',"data":{"inventory":{' + deep(200) + b'"node":"n","backend":"b"}}}'
+    long_head = head.replace(b'"id":"', b'"id":"' + b"i" * 600, 1)
+    assert len(long_head) < wire.SHALLOW_BYTES
+    assert len(head + data) <= wire.SHALLOW_BYTES < len(long_head + data)
+    found = [
+        Message(n, n, first.subject, payload.replace(b'"number":2', b'"number":%d' % n))
+        for n, payload in enumerate([head + data, long_head + data, head + data], start=1)
+    ]
+    fast, slow = Cluster(), Cluster()
+    fold(fast, found)
+    for m in found:
+        apply(slow, wire.decode(m.sequence, m.time_ns, m.subject, m.payload))
+    assert snapshot(fast) == snapshot(slow)
+    assert slow.unreadable == 1
