@@ -23,7 +23,7 @@ ROWS = {
         *(f"X{n}" for n in (79, 48, 63, 64, 94, 95, 13)),
         *(f"G{n}" for n in range(1, 8)),
     ],
-    "bytes.md": [f"B{n}" for n in range(1, 22)],
+    "bytes.md": [f"B{n}" for n in range(1, 24)],
 }
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
