@@ -313,7 +313,7 @@ def decode(sequence: int, time_ns: int, subject: str, payload: bytes) -> Record:
         return Record(sequence, time_ns, "operator", "", "", 0, body)
     read = route.decode
     if read is None:
-        return _unread(sequence, time_ns, route, UnknownType(route.wire))
+        return _record(sequence, time_ns, route, UnknownType(route.wire))
     try:
         if len(payload) > SHALLOW_BYTES:
             check_size_and_depth(payload)
@@ -321,26 +321,11 @@ def decode(sequence: int, time_ns: int, subject: str, payload: bytes) -> Record:
     except UNDECODABLE as error:
         return _reread(sequence, time_ns, subject, route, payload, error)
     if envelope.source != route.source:
-        return _unread(sequence, time_ns, route, Unreadable(subject, _forged(envelope, route)))
-    return record_of(sequence, time_ns, route, envelope)
+        return _record(sequence, time_ns, route, Unreadable(subject, _forged(envelope, route)))
+    return _record(sequence, time_ns, route, envelope.data, envelope.session, envelope.number)
 
 
-def record_of(
-    sequence: int, time_ns: int, route: Route, envelope: _Incoming[Any, Any, Any]
-) -> Record:
-    """Return the record of an envelope that was read as its subject says."""
-    return Record(
-        sequence,
-        time_ns,
-        route.origin,
-        route.node,
-        envelope.session,
-        envelope.number,
-        envelope.data,
-    )
-
-
-def _unread(
+def _record(
     sequence: int, time_ns: int, route: Route, body: Body, session: str = "", number: int = 0
 ) -> Record:
     return Record(sequence, time_ns, route.origin, route.node, session, number, body)
@@ -369,16 +354,16 @@ def _reread(
         check_size_and_depth(payload)
         envelope = _ANY.decode(payload)
     if envelope is None:
-        return _unread(sequence, time_ns, route, Unreadable(subject, why))
+        return _record(sequence, time_ns, route, Unreadable(subject, why))
     if forged := _forged(envelope, route):
-        return _unread(sequence, time_ns, route, Unreadable(subject, forged))
+        return _record(sequence, time_ns, route, Unreadable(subject, forged))
     if envelope.dataversion > route.version:
         body: Body = NewerVersion(route.wire, envelope.dataversion)
     elif envelope.dataversion < route.version:
         body = _upcasted(subject, route, envelope)
     else:
         body = _last_told(subject, route, envelope, why)
-    return _unread(sequence, time_ns, route, body, envelope.session, envelope.number)
+    return _record(sequence, time_ns, route, body, envelope.session, envelope.number)
 
 
 def _upcasted(subject: str, route: Route, envelope: _AnyIncoming) -> Body:

@@ -10,6 +10,7 @@ import typer
 
 from llmgw.cli.context import note
 from llmgw.cli.ctl_source import (
+    NAME_AN_ARCHIVE,
     ArchiveFile,
     Live,
     Source,
@@ -168,8 +169,7 @@ async def _rejected(
     if base.sequence >= bounds.first:
         note(
             f"what changed nothing up to {base.sequence} is not told: it follows from records that "
-            "are not here. Name an archive that holds them with --archive, and the live log beside "
-            "it with --live"
+            f"are not here. {NAME_AN_ARCHIVE}"
         )
     since, until = base.sequence + 1, bounds.last
     later = records(source.log, start=since, until=until) if since <= until else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmgw.cli.context import note
-from llmgw.cli.ctl_source import ArchiveFile, Live, Where, opened, where
+from llmgw.cli.ctl_source import NAME_AN_ARCHIVE, ArchiveFile, Live, Where, opened, where
 from llmgw.cli.options import ClusterName, Data, Format, NatsUrl, Output
 from llmgw.errors import UsageError
 
@@ -78,8 +78,7 @@ async def _chain(log: Readable, sequence: int) -> Explanation | None:
     if sequence <= base.sequence:
         raise UsageError(
             f"of record {sequence} nothing is known but itself: the oldest state here is of "
-            f"{base.sequence}. Name an archive that holds what was before with --archive, and the "
-            "live log beside it with --live"
+            f"{base.sequence}. {NAME_AN_ARCHIVE}"
         )
     chain = Chain(sequence, base)
     async for record in records(log, start=base.sequence + 1, until=bounds.last):
@@ -94,7 +93,7 @@ def say_what_is_gone(sequence: int) -> None:
     if sequence:
         note(
             f"what was up to sequence {sequence} is not told: what is read here begins after it. "
-            "Name an archive that holds it with --archive, and the live log beside it with --live"
+            f"{NAME_AN_ARCHIVE}"
         )
 
 

@@ -36,6 +36,13 @@ Live = Annotated[
 ]
 
 
+NAME_AN_ARCHIVE = (
+    "Name an archive that holds what was before with --archive, and the live log beside it with "
+    "--live"
+)
+"""What to do where what is read begins too late."""
+
+
 class Where(NamedTuple):
     """What was asked for: an archive, the log that the settings name, or both."""
 

@@ -23,6 +23,7 @@ from llmgw.core.cluster import (
     Node,
     Part,
     Replica,
+    pool_of,
     unit,
 )
 from llmgw.core.commands import SetAssignments
@@ -47,7 +48,7 @@ def apply(state: Cluster, record: Record) -> None:
         if node is not None:
             handler(state, node, body)
     elif isinstance(body, e.ControllerEvent):
-        decided(state, body)
+        _decided(state, body)
     elif isinstance(body, SetAssignments):
         commanded(state, body, record.node)
     elif type(body) in WISHES:
@@ -280,7 +281,7 @@ def asked(state: Cluster, body: Body, session: str, number: int) -> None:
 # --- what the controller decided or noted --------------------------------------------------------
 
 
-def decided(state: Cluster, body: e.ControllerEvent) -> None:
+def _decided(state: Cluster, body: e.ControllerEvent) -> None:
     """Fold what a controller decided or noted, if it is possible still."""
     state.last_controller_sequence = state.sequence
     why = refuses(state, body)
@@ -350,7 +351,7 @@ def _replica_assigned(state: Cluster, body: e.ReplicaAssigned) -> None:
         pools: tuple[str, ...] = ()
         for number in placed.devices:
             d = devices[number]
-            pool = d.memory_pool or d.uuid
+            pool = pool_of(d)
             grants += (Grant(d.uuid, d.device_class, d.card, d.memory_total_bytes),)
             pools += (pool,)
             holders = held.get(pool)

@@ -196,10 +196,11 @@ async def set_up(session: Session, names: Names, replicas: int, *, found: bool =
     for configuration in names.configurations(replicas):
         stream = configuration["name"]
         try:
-            if found and stream == names.log:
-                info = await _info_of_cluster(session, names)
-            else:
-                info = await _info_or_create(session, stream, configuration)
+            info = await _find(session, stream)
+            if info is None:
+                if found and stream == names.log:
+                    raise await _no_cluster(session, names)
+                info = await _create(session, stream, configuration)
         except ApiError as failure:
             if failure.code in _NOT_ENABLED:
                 raise _no_jetstream(session) from failure
@@ -215,15 +216,17 @@ async def set_up(session: Session, names: Names, replicas: int, *, found: bool =
             _check(stream, info.config, configuration, session)
 
 
-async def _info_or_create(
-    session: Session, stream: str, configuration: dict[str, Any]
-) -> StreamInfo:
-    """Look first: a client that may only read must be able to connect."""
+async def _find(session: Session, stream: str) -> StreamInfo | None:
+    """Look before anything is made: a client that may only read must be able to connect."""
     try:
         return await api(session, f"STREAM.INFO.{stream}", None, StreamInfo)
     except ApiError as failure:
         if failure.code != STREAM_NOT_FOUND:
             raise
+    return None
+
+
+async def _create(session: Session, stream: str, configuration: dict[str, Any]) -> StreamInfo:
     try:
         return await api(session, f"STREAM.CREATE.{stream}", configuration, StreamInfo)
     except ApiError as failure:
@@ -232,17 +235,12 @@ async def _info_or_create(
         return await stream_info(session, stream)  # Another client was faster, and configured more.
 
 
-async def _info_of_cluster(session: Session, names: Names) -> StreamInfo:
-    try:
-        return await api(session, f"STREAM.INFO.{names.log}", None, StreamInfo)
-    except ApiError as failure:
-        if failure.code != STREAM_NOT_FOUND:
-            raise
+async def _no_cluster(session: Session, names: Names) -> LlmgwError:
     others: list[str] = []
     with suppress(LlmgwError):  # not everybody may ask for that
         there = (await api(session, "STREAM.NAMES", None, _StreamNames)).streams or ()
         others = [m[1] for m in map(_LOG_NAME.fullmatch, there) if m is not None]
-    raise LlmgwError(
+    return LlmgwError(
         f"there is no cluster {names.cluster} at {session.url}: "
         + (
             f"it has {', '.join(sorted(others))}. Name one with --cluster or LLMGW_CLUSTER"

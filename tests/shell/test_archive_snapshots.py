@@ -106,6 +106,11 @@ def falsified(log: Sequence[Message], until: int) -> Cluster:
     return state
 
 
+def damage_the_beginning(path: Path) -> None:
+    """Have nobody read the first records of the file without an error."""
+    change(path, "UPDATE chunks SET body = x'00' WHERE first = 1")
+
+
 POINTS = [1, LEAST_RECORDS, EVERY_RECORDS - 1, EVERY_RECORDS + 4_000, COUNT - 1, COUNT]
 
 
@@ -122,7 +127,7 @@ async def test_only_what_comes_after_a_snapshot_is_read(
     path: Path, log: list[Message], until: int
 ) -> None:
     """A chunk that nobody needs may be damaged: whoever reads it says so."""
-    change(path, "UPDATE chunks SET body = x'00' WHERE first = 1")
+    damage_the_beginning(path)
     assert await state_at(path, until) == snapshot(folded(log, until))
     async with open_archive(path) as archive:
         with pytest.raises(UsageError, match="is damaged: the records 1 to"):
@@ -181,7 +186,7 @@ async def test_a_state_that_unpacks_to_more_than_any_is_not_unpacked(
     path: Path, log: list[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llmgw.log.carried.MOST_STATE_BYTES", 1 << 10)
-    change(path, "UPDATE chunks SET body = x'00' WHERE first = 1")
+    damage_the_beginning(path)
     with pytest.raises(UsageError, match="is damaged: the records 1 to"):
         await state_at(path, COUNT)
 
@@ -235,7 +240,7 @@ async def test_a_time_is_where_reading_everything_finds_it(
 async def test_of_a_time_too_only_what_comes_after_a_snapshot_is_read(
     path: Path, log: list[Message]
 ) -> None:
-    change(path, "UPDATE chunks SET body = x'00' WHERE first = 1")
+    damage_the_beginning(path)
     until = EVERY_RECORDS + 4_000
     async with open_archive(path) as archive:
         state = await fold_log(archive, until_ns=CREATED_NS + until)
@@ -245,7 +250,7 @@ async def test_of_a_time_too_only_what_comes_after_a_snapshot_is_read(
 async def test_who_steps_through_time_starts_at_a_snapshot_too(
     path: Path, log: list[Message]
 ) -> None:
-    change(path, "UPDATE chunks SET body = x'00' WHERE first = 1")
+    damage_the_beginning(path)
     async with open_archive(path) as archive:
         line = await open_timeline(archive)
         for until in (COUNT, COUNT - 1, EVERY_RECORDS + 4_000):
@@ -257,7 +262,7 @@ async def test_what_another_version_folded_is_folded_again(path: Path, log: list
     change(path, "UPDATE meta SET value = '0.0.9' WHERE name = 'llmgw_version'")
     seal(path)
     assert await state_at(path, COUNT) == snapshot(folded(log, COUNT))
-    change(path, "UPDATE chunks SET body = x'00' WHERE first = 1")
+    damage_the_beginning(path)
     with pytest.raises(UsageError, match="is damaged: the records 1 to"):
         await state_at(path, COUNT)
 
